@@ -1,0 +1,1 @@
+//! The virtio-vram device, blind to its transport.

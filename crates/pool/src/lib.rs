@@ -1,0 +1,1 @@
+//! Where bytes live: shards, bands, regions, placement and limits.

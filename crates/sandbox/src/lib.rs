@@ -1,0 +1,1 @@
+//! Named, panic-contained threads.

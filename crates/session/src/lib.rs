@@ -1,0 +1,1 @@
+//! One guest's contexts, streams and allocations.

@@ -1,0 +1,1 @@
+//! A CUDA driver library over simulated GPUs.

@@ -1,0 +1,1 @@
+//! Fake frontends and driver-side rings for tests.

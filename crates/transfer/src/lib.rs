@@ -1,0 +1,1 @@
+//! Plans, orders and completes copies on GPU streams.

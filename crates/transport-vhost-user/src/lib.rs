@@ -1,0 +1,1 @@
+//! virtio-vram over vhost-user.

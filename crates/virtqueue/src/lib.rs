@@ -1,0 +1,1 @@
+//! Ring walking over virtio-queue with must-complete tokens.

@@ -1,0 +1,2 @@
+//! vramctl.
+fn main() {}

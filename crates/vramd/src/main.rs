@@ -1,0 +1,2 @@
+//! The vram daemon.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Guest command line of vram.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Lab, VM runner, demo and VM tests.

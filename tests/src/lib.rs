@@ -1,0 +1,1 @@
+//! Whole-daemon tests without a VM.
