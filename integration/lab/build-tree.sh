@@ -12,7 +12,7 @@
 #
 # A tree appears under its name only when it is whole: it is built under another name and renamed, so a
 # killed run leaves nothing that looks finished. Everything is mounted in a private mount namespace, so a
-# killed run leaves no mounts either.
+# killed run leaves no mounts and no processes either.
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
 PATH=$PATH:/usr/sbin:/sbin
@@ -22,8 +22,9 @@ suite=trixie
 # One kernel of each series: the oldest and the newest the guest driver supports, and the default guest.
 kernel_series=(6.1 6.12 7)
 kernel_suites=(bookworm trixie trixie-backports)
-# gcc-12 and gcc-14 are the compilers the header packages name. libelf1t64 and libssl3t64 are what their
-# build programs link to, pahole is one their module builds call. QEMU comes from backports: older ones cannot attach a generic vhost-user device.
+# gcc-12 and gcc-14 are the compilers the header packages name, libelf1t64 and libssl3t64 what their build
+# programs link to, pahole what they call. QEMU comes from backports: older ones cannot attach a generic
+# vhost-user device.
 packages=(
     busybox-static cpio gcc-12 gcc-14 kmod libc6-dev libelf1t64 libssl3t64 make pahole
     qemu-system-x86 qemu-utils xz-utils zstd
@@ -165,6 +166,9 @@ rm -rf --one-file-system "$lab"/building.*
 # Trees of other recipes that nobody asked for in a fortnight.
 find "$lab" -mindepth 2 -maxdepth 2 -name .vram-lab -path '*/tree-*' -mtime +14 -printf '%h\n' |
     while read -r old; do say "removing the unused $old"; rm -rf --one-file-system "$old"; done
+# Built modules and sample files are cheap to make again; those of other recipes are never asked for.
+find "$lab" "$lab/modules" -mindepth 1 -maxdepth 1 \
+    \( -name 'sample*' -o -path '*/modules/*' \) -mtime +14 -exec rm -rf --one-file-system {} + 2>/dev/null || true
 
 free_mib=$(($(stat -f -c '%a * %S' "$lab") / 1048576))
 [ "$free_mib" -ge 3072 ] || die "$lab has $free_mib MiB free, the tree needs 3072. Make room or set VRAM_LAB_DIR to another place."
@@ -173,16 +177,18 @@ mirror=$(find_mirror)
 work=$(mktemp -d "$lab/building.XXXXXX")
 log=$lab/build.log
 trap 'rm -rf --one-file-system "$work"' EXIT
-say "building the lab tree in $lab (about 2 minutes, once; the log is $log)"
+say "building the lab tree in $lab (about a minute, once; the log is $log)"
 say "it holds, and this host does not get: ${packages[*]}, kernels and headers of ${kernel_series[*]}"
 
-# The mount namespace is private: the mounts of a killed run vanish with its processes. Backports rank like
+# The namespaces are private and the signals chained, so that the processes and mounts of a killed run vanish
+# with it and cannot get in the way of the next. Backports rank like
 # trixie, so that QEMU comes from there with whatever newer packages it needs; bookworm gives only what the
 # other two lack.
 build() {
     rm -rf --one-file-system "$work/root"
     VRAM_LAB_SCRIPT=$(readlink -f "${BASH_SOURCE[0]}") \
-        unshare --mount --propagation private -- \
+        setpriv --pdeathsig KILL -- \
+        unshare --mount --propagation private --pid --fork --kill-child --mount-proc -- \
         mmdebstrap --mode=root --variant=apt --format=directory \
         --include="$(IFS=,; printf '%s' "${packages[*]}")" \
         --aptopt='Acquire::Retries "5"' --aptopt='APT::Install-Recommends "false"' \

@@ -86,6 +86,12 @@ impl Pattern {
 /// itself surface at the next event recorded on that stream. Everything else may block for as long as the driver
 /// does. No method panics, whatever its arguments.
 ///
+/// What enqueued work touches is checked when it is enqueued. A device range is mapped as a whole, on one GPU (the
+/// caller splits at the edges of shards on different GPUs), and accessible: to the stream's GPU for `copy_in`,
+/// `copy_out` and `fill`; for each side of a `copy`, to the stream's GPU or to the GPU whose memory it is. Anything
+/// else is `BadRange`. A host span lies inside one registration or outside all of them, else the call is refused with
+/// `Driver`. Work on no bytes is `Ok` and does nothing.
+///
 /// The order to use a piece of memory is the order of the methods: reserve a band, create a shard, map it into the
 /// band, set access, copy; and back: unmap, release the shard, free the band.
 pub trait Backend: Send + Sync + 'static {
@@ -110,6 +116,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Reserves device addresses, a multiple of the granularity, aligned to `alignment_bytes` (a power of two).
     /// No memory is behind them yet.
     fn reserve_band(&self, len_bytes: u64, alignment_bytes: u64) -> Result<DeviceRange, GpuError>;
+
+    /// Reserves exactly these device addresses: how a restarted process gets a band back where it was.
+    /// `OutOfAddressSpace` if any of them is taken.
+    fn reserve_band_at(&self, band: DeviceRange) -> Result<(), GpuError> {
+        Err(GpuError::OutOfAddressSpace { len_bytes: band.len_bytes })
+    }
 
     /// Gives a band back. Nothing may be mapped in it: else `BadRange` and nothing changes.
     fn free_band(&self, band: DeviceRange) -> Result<(), GpuError>;
@@ -160,7 +172,7 @@ pub trait Backend: Send + Sync + 'static {
     fn fill(&self, stream: StreamHandle, range: DeviceRange, pattern: Pattern) -> Result<(), GpuError>;
 
     /// Marks the end of what is enqueued on a stream so far. The event reports the first failure since the event
-    /// before on the same stream, and that failure once.
+    /// before on the same stream, at every `query` and `synchronize`; no later event reports that failure again.
     fn record(&self, stream: StreamHandle) -> Result<EventHandle, GpuError>;
 
     /// Makes a stream wait for an event, of any stream, before what is enqueued on it next.

@@ -18,15 +18,20 @@
 
 mod address;
 mod backend;
+mod bands;
 mod device;
 mod error;
+mod registered;
 mod topology;
 
 pub use address::{DeviceAddress, DeviceRange};
 pub use backend::{
-    Backend, EventHandle, FreshMemory, Identity, MemoryInfo, Pattern, RegistrationHandle, ShardHandle, StreamHandle,
+    Backend, EventHandle, FreshMemory, Identity, MemoryInfo, Pattern, RegistrationHandle, ShardHandle,
+    StreamHandle,
 };
+pub use bands::{Bands, GpuSet, Mapping, Resolved};
 pub use device::{DeviceInfo, GpuId, PciAddress};
 pub use error::GpuError;
+pub use registered::{Pinning, RegisteredRanges};
 pub use topology::{Link, Topology};
 pub use vram_guest_memory::HostSpan;

@@ -37,8 +37,9 @@ impl Topology {
     /// A topology from a function of two different GPUs.
     pub fn from_fn(gpus: usize, mut link: impl FnMut(GpuId, GpuId) -> Link) -> Self {
         let ids = || (0..gpus).map(|index| GpuId(u16::try_from(index).unwrap_or(u16::MAX)));
-        let links =
-            ids().flat_map(|a| ids().map(move |b| (a, b))).map(|(a, b)| if a == b { Link::Same } else { link(a, b) });
+        let links = ids()
+            .flat_map(|a| ids().map(move |b| (a, b)))
+            .map(|(a, b)| if a == b { Link::Same } else { link(a, b) });
         Self { gpus, links: links.collect() }
     }
 

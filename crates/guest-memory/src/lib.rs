@@ -19,7 +19,9 @@ mod buffer;
 mod map;
 pub mod sigbus;
 mod span;
+mod span_list;
 
 pub use buffer::HostBuffer;
 pub use map::{Departed, GuestMap, MAX_REGIONS, MapError, RegionSpec};
 pub use span::{HostSpan, SpanError};
+pub use span_list::SpanList;

@@ -1,12 +1,11 @@
 //! The map of one guest's RAM.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionCollectionError,
+    FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionCollectionError,
     GuestRegionMmap,
 };
 
@@ -144,8 +143,6 @@ impl GuestMap {
         if file_bytes < needed_bytes {
             return Err(MapError::FileTooSmall { guest_start, needed_bytes, file_bytes });
         }
-        // A file that cannot shrink needs no watch, but asking is not worth a special case.
-        let _ = file.as_raw_fd();
         let mapped = MmapRegionBuilder::new(size)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)

@@ -80,6 +80,17 @@ impl HostSpan {
         }
     }
 
+    /// Lengthens this span by `next` if that continues it in the same mapping; says whether it did.
+    pub fn try_append(&mut self, next: &Self) -> bool {
+        let continues = self.offset.checked_add(self.len) == Some(next.offset)
+            && self.mapping.start() == next.mapping.start()
+            && self.mapping.len() == next.mapping.len();
+        if continues {
+            self.len = self.len.saturating_add(next.len);
+        }
+        continues
+    }
+
     /// Whether the memory was lost under us: its bytes mean nothing any more and its owner is to be cut off.
     pub fn poisoned(&self) -> bool {
         self.mapping.poisoned()

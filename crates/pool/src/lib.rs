@@ -1,1 +1,60 @@
 //! Where bytes live: shards, bands, regions, placement and limits.
+//!
+//! The pool decides and keeps the books; it moves no byte and calls no GPU. Its state changes in two steps, and whoever
+//! carries a decision out stands between them:
+//!
+//! - [`Pool::plan_alloc`] reserves addresses and names the regions that need a shard ([`Grant`]); the caller backs
+//!   them and calls [`Pool::commit`], or [`Pool::abort`] if a GPU refused.
+//! - [`Pool::begin_free`] takes an allocation out of the live set and quarantines its bytes ([`Freeing`]);
+//!   [`Pool::plan_release`] says what to scrub and which shards to take away ([`ReleasePlan`]);
+//!   [`Pool::finish_release`] makes the bytes allocatable again, once that is done.
+//!
+//! Each of these values is consumed by the next step and cannot be copied. Dropping one leaves its bytes reserved for
+//! the life of the slice; nothing else breaks.
+//!
+//! Rules that always hold ([`Pool::verify`] checks them):
+//!
+//! - Every byte of a band is free, granted, live or quarantined, and never two of these.
+//! - Live bytes lie in regions that are backed, or whose GPU was lost while they were there. A backed region holds at
+//!   least one byte that is not free: a region that becomes empty is drained at once.
+//! - A slice holds at most its limit in shards. Above its guarantee it is given a shard only while the shards left
+//!   still cover what is missing to the guarantees of all others.
+//! - The sum of guarantees does not exceed the shards the GPUs were configured with.
+//! - A call that fails has changed nothing.
+//!
+//! What this crate does not do: talk to GPUs or scrub (`residency`), check what a guest may touch (`session`), move
+//! bytes (`transfer`).
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
+mod band;
+mod config;
+mod error;
+mod extent;
+mod free_map;
+mod gpu;
+mod grant;
+mod pool;
+mod region;
+mod release;
+mod room;
+mod slice;
+mod span;
+mod usage;
+mod verify;
+
+pub use config::{GpuCapacity, Placement, PoolConfig, SliceConfig, SliceId};
+pub use error::{AllocError, PoolError};
+pub use extent::Extent;
+pub use grant::{AllocRequest, Allocation, Grant};
+pub use pool::Pool;
+pub use region::{Backing, LostRegions, RegionIndex, RegionState};
+pub use release::{Freeing, ReleasePlan};
+pub use usage::{GpuBytes, GpuUsage, SliceUsage};
+pub use verify::Violation;

@@ -103,15 +103,15 @@ macro_rules! wire_struct {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         $vis struct $name {
-            $( $(#[$fmeta])* pub $field: $t, )*
+            $( $(#[$fmeta])* $vis $field: $t, )*
         }
 
         impl $name {
             /// Bytes on the wire.
             #[allow(dead_code, reason = "some layouts are only ever read or written whole")]
-            pub const BYTES: usize = $size;
+            $vis const BYTES: usize = $size;
             /// Where each field lies.
-            pub const LAYOUT: $crate::wire::Layout = $crate::wire::Layout {
+            $vis const LAYOUT: $crate::wire::Layout = $crate::wire::Layout {
                 name: $c_name,
                 size: $size,
                 fields: &[ $( $crate::wire::Field {
@@ -122,7 +122,7 @@ macro_rules! wire_struct {
             };
 
             /// The little-endian form; bytes no field covers are zero.
-            pub fn to_bytes(&self) -> [u8; $size] {
+            $vis fn to_bytes(&self) -> [u8; $size] {
                 let mut out = [0u8; $size];
                 $( if let Some(place) = out.get_mut($offset..) {
                     $crate::wire::Scalar::put(self.$field, place);
@@ -131,7 +131,7 @@ macro_rules! wire_struct {
             }
 
             /// Reads the structure; bytes no field covers are ignored.
-            pub fn from_bytes(bytes: &[u8; $size]) -> Self {
+            $vis fn from_bytes(bytes: &[u8; $size]) -> Self {
                 Self { $( $field: <$t as $crate::wire::Scalar>::take(bytes.get($offset..).unwrap_or(&[])), )* }
             }
         }

@@ -1,1 +1,28 @@
-//! Plans, orders and completes copies on GPU streams.
+//! How bytes move: jobs become copies on GPU lanes, in the order their streams demand.
+//!
+//! A [`Job`] is one guest request (or one of our own, a scrub say). It is planned into steps, one per piece that lies
+//! on one GPU and one run of host memory; steps go to *lanes*, one per GPU and direction, each a stream of the GPU
+//! backend with a thread that waits for its events. A [`Stream`] orders jobs: the next one begins when those before
+//! it are done, or at once where the same lane keeps the order anyway.
+//!
+//! A job holds what it needs alive until it is done: host spans, and leases on the device memory it touches.
+//!
+//! Where bytes live is not decided here (`pool`), nor who may touch them (`session`).
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
+mod engine;
+mod job;
+mod lane;
+mod plan;
+mod stream;
+
+pub use engine::{Engine, EngineError};
+pub use job::{Done, Job, Lease, Outcome, Part, TransferError, Work};
+pub use stream::{CloseWait, Stream};

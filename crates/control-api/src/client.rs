@@ -1,0 +1,254 @@
+//! A client that blocks.
+
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, CONNECTION, HOST};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::ClientError;
+use crate::v1::{self, Daemon, Gpus, Slice, Slices};
+
+/// How long a client waits for a whole answer unless told otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Larger answers are refused; ten thousand slices are a tenth of it.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// Fetches from one daemon. Every call makes its own connection, so a client outlives restarts of the daemon.
+///
+/// Calls block the thread for at most the timeout. They must not be made from inside a tokio runtime.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+    timeout: Duration,
+}
+
+impl Client {
+    /// A client of the daemon that listens at this path. Nothing is connected yet.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT }
+    }
+
+    /// The same client with another bound on each call, connecting included.
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// Where it connects to.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What is running, and on what.
+    pub fn daemon(&self) -> Result<Daemon, ClientError> {
+        self.get(v1::DAEMON_PATH)
+    }
+
+    /// The GPUs of the pool.
+    pub fn gpus(&self) -> Result<Gpus, ClientError> {
+        self.get(v1::GPUS_PATH)
+    }
+
+    /// All slices.
+    pub fn slices(&self) -> Result<Slices, ClientError> {
+        self.get(v1::SLICES_PATH)
+    }
+
+    /// The slice of this name; [`ClientError::Refused`] if there is none.
+    pub fn slice(&self, name: &str) -> Result<Slice, ClientError> {
+        self.get(&v1::slice_path(name))
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| ClientError::Start { source })?;
+        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(path)))?;
+        if status.is_success() {
+            serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))
+        } else {
+            let body = serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))?;
+            Err(ClientError::Refused { status: status.as_u16(), body })
+        }
+    }
+
+    async fn within_timeout<T>(
+        &self,
+        exchange: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        match tokio::time::timeout(self.timeout, exchange).await {
+            Ok(result) => result,
+            Err(_elapsed) => {
+                Err(ClientError::TimedOut { socket: self.socket.clone(), timeout: self.timeout })
+            }
+        }
+    }
+
+    async fn exchange(&self, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.cannot_connect(source))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http(e))?;
+        let mut request = Request::new(Empty::<Bytes>::new());
+        *request.uri_mut() = hyper::Uri::try_from(path).unwrap_or_default();
+        let headers = request.headers_mut();
+        headers.insert(HOST, hyper::header::HeaderValue::from_static("localhost"));
+        headers.insert(ACCEPT, hyper::header::HeaderValue::from_static("application/json"));
+        headers.insert(CONNECTION, hyper::header::HeaderValue::from_static("close"));
+        // Its error is the exchange's error too; the task ends with the runtime.
+        let driver = tokio::spawn(connection);
+        let response = sender.send_request(request).await.map_err(|e| self.http(e))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
+            .collect()
+            .await
+            .map_err(|source| ClientError::Body { socket: self.socket.clone(), source })?;
+        driver.abort();
+        Ok((status, body.to_bytes()))
+    }
+
+    fn cannot_connect(&self, source: io::Error) -> ClientError {
+        let socket = self.socket.clone();
+        match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => ClientError::SocketMissing { socket },
+            ErrorKind::PermissionDenied => ClientError::PermissionDenied { socket },
+            ErrorKind::ConnectionRefused => ClientError::NobodyListens { socket },
+            _ => ClientError::Connect { socket, source },
+        }
+    }
+
+    fn http(&self, source: hyper::Error) -> ClientError {
+        ClientError::Http { socket: self.socket.clone(), source }
+    }
+
+    fn not_vram(&self, status: StatusCode, source: serde_json::Error) -> ClientError {
+        ClientError::NotVram { socket: self.socket.clone(), status: status.as_u16(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread::{self, JoinHandle};
+
+    use super::*;
+
+    /// A server that reads one request head and answers these bytes.
+    fn answer_once(folder: &Path, answer: &'static [u8]) -> (Client, JoinHandle<String>) {
+        let socket = folder.join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                head.push(byte[0]);
+            }
+            stream.write_all(answer).unwrap();
+            String::from_utf8(head).unwrap()
+        });
+        (Client::new(socket).with_timeout(Duration::from_secs(5)), server)
+    }
+
+    #[test]
+    fn client_missing_socket_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+
+        let error = Client::new(folder.path().join("none")).daemon().unwrap_err();
+
+        assert!(matches!(error, ClientError::SocketMissing { .. }), "{error:?}");
+        assert!(error.hint().unwrap().contains("--control"));
+    }
+
+    #[test]
+    fn client_dead_socket_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        drop(UnixListener::bind(&socket).unwrap());
+
+        let error = Client::new(&socket).daemon().unwrap_err();
+
+        assert!(matches!(error, ClientError::NobodyListens { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_too_long_path_is_an_error() {
+        let error = Client::new("/x".repeat(200)).daemon().unwrap_err();
+
+        assert!(matches!(error, ClientError::Connect { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_silent_server_times_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+
+        let error = Client::new(&socket).with_timeout(Duration::from_millis(50)).daemon().unwrap_err();
+
+        assert!(matches!(error, ClientError::TimedOut { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_server_that_hangs_up_is_an_http_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, server) = answer_once(folder.path(), b"");
+
+        let error = client.daemon().unwrap_err();
+
+        assert!(matches!(error, ClientError::Http { .. }), "{error:?}");
+        assert_eq!(server.join().unwrap().lines().next(), Some("GET /v1/daemon HTTP/1.1"));
+    }
+
+    #[test]
+    fn client_garbage_is_an_http_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, _server) = answer_once(folder.path(), b"\x00\xffnonsense\r\n\r\n");
+
+        let error = client.gpus().unwrap_err();
+
+        assert!(matches!(error, ClientError::Http { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_cut_body_is_a_body_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, _server) = answer_once(folder.path(), b"HTTP/1.1 200 OK\r\ncontent-length: 90\r\n\r\n{");
+
+        let error = client.slices().unwrap_err();
+
+        assert!(matches!(error, ClientError::Body { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_another_server_is_not_vram() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, _server) = answer_once(folder.path(), b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi");
+
+        let error = client.slice("x").unwrap_err();
+
+        assert!(matches!(error, ClientError::NotVram { status: 200, .. }), "{error:?}");
+    }
+
+    #[test]
+    fn client_refusal_keeps_the_words_of_the_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let answer = b"HTTP/1.1 418 x\r\ncontent-length: 60\r\n\r\n{\"code\":\"from_the_future\",\"message\":\"No tea\",\"hint\":\"Brew\"}  ";
+        let (client, _server) = answer_once(folder.path(), answer);
+
+        let error = client.slice("x").unwrap_err();
+
+        assert_eq!((error.to_string(), error.hint()), ("No tea".into(), Some("Brew".into())));
+        assert!(
+            matches!(error, ClientError::Refused { status: 418, body } if body.code == v1::ErrorCode::Unknown)
+        );
+    }
+}

@@ -1,0 +1,15 @@
+//! Version 1 of what travels. Every quantity has its unit in its name; memory is counted in bytes.
+
+mod daemon;
+mod error_body;
+mod gpu;
+#[cfg(test)]
+mod openapi;
+mod paths;
+mod slice;
+
+pub use daemon::Daemon;
+pub use error_body::{ErrorBody, ErrorCode};
+pub use gpu::{Gpu, GpuState, Gpus};
+pub use paths::{DAEMON_PATH, GPUS_PATH, SLICE_PATH, SLICES_PATH, slice_path};
+pub use slice::{BackedOnGpu, Placement, Slice, SliceCounters, SliceState, Slices};

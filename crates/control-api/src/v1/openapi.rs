@@ -1,0 +1,62 @@
+//! Describes version 1 for other languages and holds `docs/openapi.json` to it.
+//!
+//! The functions below exist for their attributes alone; nothing calls them.
+#![allow(dead_code)]
+
+use utoipa::OpenApi;
+
+use super::*;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "vram operator API",
+        description = "HTTP/1.1 over the Unix socket `/run/vram/control.sock`. Every answer that is not a success has an \
+            `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body.",
+        version = "1"
+    ),
+    paths(daemon, gpus, slices, slice),
+    components(schemas(ErrorBody))
+)]
+struct Description;
+
+#[utoipa::path(get, path = DAEMON_PATH, responses((status = 200, body = Daemon, description = "The daemon")))]
+/// What is running, and on what
+fn daemon() {}
+
+#[utoipa::path(get, path = GPUS_PATH, responses((status = 200, body = Gpus, description = "The GPUs, by number")))]
+/// The GPUs of the pool
+fn gpus() {}
+
+#[utoipa::path(get, path = SLICES_PATH, responses((status = 200, body = Slices, description = "The slices, by name")))]
+/// All slices
+fn slices() {}
+
+#[utoipa::path(
+    get,
+    path = SLICE_PATH,
+    params(("name" = String, Path, description = "Name of the slice")),
+    responses(
+        (status = 200, body = Slice, description = "The slice"),
+        (status = 404, body = ErrorBody, description = "There is no such slice; the hint lists those there are")
+    )
+)]
+/// One slice
+fn slice() {}
+
+#[test]
+fn openapi_document_matches_the_types() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    let mut expected = Description::openapi().to_pretty_json().unwrap();
+    expected.push('\n');
+
+    if std::env::var_os("UPDATE_OPENAPI").is_some() {
+        std::fs::write(path, &expected).unwrap();
+    }
+
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "docs/openapi.json differs from the types: run `UPDATE_OPENAPI=1 cargo test -p vram-control-api openapi`"
+    );
+}

@@ -1,0 +1,134 @@
+//! From a request to an answer.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpus, Slices};
+use vram_sandbox::{Outcome, contain};
+
+use crate::ControlState;
+
+/// A hint lists at most so many names.
+const MAX_HINTED_NAMES: usize = 20;
+/// A message repeats at most so many characters of what the caller wrote.
+const MAX_QUOTED_CHARS: usize = 60;
+
+type SharedState = State<Arc<dyn ControlState>>;
+
+/// All there is to ask.
+pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Router {
+    Router::new()
+        .route(v1::DAEMON_PATH, get(daemon))
+        .route(v1::GPUS_PATH, get(gpus))
+        .route(v1::SLICES_PATH, get(slices))
+        .route(v1::SLICE_PATH, get(slice))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn(move |request, next| refuse_large_body(max_body_bytes, request, next)))
+        .with_state(state)
+}
+
+async fn daemon(State(state): SharedState) -> Response {
+    answer(|| state.daemon())
+}
+
+async fn gpus(State(state): SharedState) -> Response {
+    answer(|| Gpus { gpus: state.gpus() })
+}
+
+async fn slices(State(state): SharedState) -> Response {
+    answer(|| Slices { slices: state.slices() })
+}
+
+async fn slice(State(state): SharedState, name: Result<Path<String>, PathRejection>) -> Response {
+    // A name that is no UTF-8 is the name of no slice.
+    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    match contain("operator API", || state.slice(&name).ok_or_else(|| no_such_slice(&name, &state.slices())))
+    {
+        Outcome::Returned(Ok(slice)) => Json(slice).into_response(),
+        Outcome::Returned(Err(body)) => refuse(StatusCode::NOT_FOUND, body),
+        Outcome::Panicked(_) => internal_error(),
+    }
+}
+
+fn no_such_slice(name: &str, slices: &[v1::Slice]) -> ErrorBody {
+    let mut names: Vec<&str> =
+        slices.iter().map(|slice| slice.name.as_str()).take(MAX_HINTED_NAMES).collect();
+    if slices.len() > MAX_HINTED_NAMES {
+        names.push("…");
+    }
+    let hint = match names.as_slice() {
+        [] => "There are no slices".to_owned(),
+        [only] => format!("The only slice is {only}"),
+        names => format!("The slices are {}", names.join(", ")),
+    };
+    let message = format!("There is no slice {:?}", quote(name));
+    ErrorBody { code: ErrorCode::NotFound, message, hint: Some(hint) }
+}
+
+async fn unknown_route(uri: Uri) -> Response {
+    let routes = [v1::DAEMON_PATH, v1::GPUS_PATH, v1::SLICES_PATH, v1::SLICE_PATH].join(", ");
+    let body = ErrorBody {
+        code: ErrorCode::UnknownRoute,
+        message: format!("There is nothing at {}", quote(uri.path())),
+        hint: Some(format!("This vramd serves {routes}")),
+    };
+    refuse(StatusCode::NOT_FOUND, body)
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let body = ErrorBody {
+        code: ErrorCode::MethodNotAllowed,
+        message: format!("{} does not take {}", quote(uri.path()), quote(method.as_str())),
+        hint: Some("Use GET".to_owned()),
+    };
+    refuse(StatusCode::METHOD_NOT_ALLOWED, body)
+}
+
+/// Bodies of unknown length are not looked at, because no route reads one.
+async fn refuse_large_body(max_body_bytes: u64, request: Request, next: Next) -> Response {
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    if length.and_then(|digits| digits.parse::<u64>().ok()).is_some_and(|bytes| bytes > max_body_bytes) {
+        let message = format!("The body is larger than {max_body_bytes} bytes");
+        let body = ErrorBody { code: ErrorCode::TooLarge, message, hint: None };
+        return refuse(StatusCode::PAYLOAD_TOO_LARGE, body);
+    }
+    let (method, path) = (request.method().clone(), request.uri().clone());
+    let response = next.run(request).await;
+    tracing::debug!(%method, path = quote(path.path()), status = response.status().as_u16(), "Answered an operator");
+    response
+}
+
+fn answer<T: serde::Serialize>(ask: impl FnOnce() -> T) -> Response {
+    match contain("operator API", ask) {
+        Outcome::Returned(value) => Json(value).into_response(),
+        Outcome::Panicked(_) => internal_error(),
+    }
+}
+
+fn internal_error() -> Response {
+    let body = ErrorBody {
+        code: ErrorCode::Internal,
+        message: "vramd failed to answer".to_owned(),
+        hint: Some("Its log says why; what it serves to guests goes on".to_owned()),
+    };
+    refuse(StatusCode::INTERNAL_SERVER_ERROR, body)
+}
+
+fn refuse(status: StatusCode, body: ErrorBody) -> Response {
+    (status, Json(body)).into_response()
+}
+
+fn quote(text: &str) -> String {
+    let mut quoted: String = text.chars().take(MAX_QUOTED_CHARS).collect();
+    if quoted.len() < text.len() {
+        quoted.push('…');
+    }
+    quoted
+}

@@ -1,0 +1,163 @@
+//! The thread that serves.
+
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{sleep, timeout};
+use vram_sandbox::{Outcome, Worker, spawn_supervised};
+
+use crate::limits::Limits;
+use crate::socket::{SocketFile, listen_at};
+use crate::{ControlState, ServerError, routes};
+
+/// After a failure to accept (no descriptors left, most often) the server waits this long.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// A running server. Drop tells it to stop, and does not wait; [`ControlServer::stop`] does.
+#[derive(Debug)]
+pub struct ControlServer {
+    socket: PathBuf,
+    stop_deadline: Duration,
+    stop: oneshot::Sender<()>,
+    ended: Receiver<()>,
+    worker: Worker<()>,
+}
+
+impl ControlServer {
+    /// Starts to serve at a path; when it returns, the socket is listening. The folder is made if it does not exist, a
+    /// dead daemon's socket is replaced, a live one's is an error.
+    pub fn start(socket: impl Into<PathBuf>, state: Arc<dyn ControlState>) -> Result<Self, ServerError> {
+        Self::start_with(socket.into(), state, Limits::default())
+    }
+
+    pub(crate) fn start_with(
+        socket: PathBuf,
+        state: Arc<dyn ControlState>,
+        limits: Limits,
+    ) -> Result<Self, ServerError> {
+        let (listener, file) = listen_at(&socket)?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| ServerError::EventLoop { source })?;
+        let listener = adopt(&runtime, listener)?;
+        let router = routes::router(state, limits.max_body_bytes);
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = sync_channel(1);
+        let work = move || {
+            runtime.block_on(serve(listener, router, limits, stopped, file));
+        };
+        // Nobody listens after the server was dropped.
+        let on_end = move |_: Option<&_>| {
+            let _ = end.try_send(());
+        };
+        let worker =
+            spawn_supervised("vram-control", work, on_end).map_err(|source| ServerError::Spawn { source })?;
+        let stop_deadline = limits.stop_timeout.saturating_add(limits.stop_slack);
+        Ok(Self { socket, stop_deadline, stop, ended, worker })
+    }
+
+    /// Where it serves.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Stops to accept, removes the socket, lets the answers under way go out for two seconds, and ends the thread.
+    /// Takes five seconds at most.
+    pub fn stop(self) -> Result<(), ServerError> {
+        // The server may have ended by itself; joining it says so.
+        let _ = self.stop.send(());
+        if self.ended.recv_timeout(self.stop_deadline).is_err() {
+            return Err(ServerError::Stuck);
+        }
+        match self.worker.join() {
+            Outcome::Returned(()) => Ok(()),
+            Outcome::Panicked(source) => Err(ServerError::Panicked { source }),
+        }
+    }
+}
+
+fn adopt(runtime: &Runtime, listener: StdListener) -> Result<UnixListener, ServerError> {
+    let _context = runtime.enter();
+    UnixListener::from_std(listener).map_err(|source| ServerError::EventLoop { source })
+}
+
+/// Serves until told to stop, or until the handle is gone.
+async fn serve(
+    listener: UnixListener,
+    router: Router,
+    limits: Limits,
+    mut stopped: oneshot::Receiver<()>,
+    file: SocketFile,
+) {
+    let slots = Arc::new(Semaphore::new(limits.max_connections));
+    let connections = GracefulShutdown::new();
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            (stream, slot) = accept(&listener, &slots) => {
+                let connection = serve_connection(stream, router.clone(), limits, connections.watcher());
+                tokio::spawn(hold(slot, connection));
+            }
+        }
+    }
+    // Nobody finds the socket any more, and those in its backlog learn that nobody will answer.
+    drop(file);
+    drop(listener);
+    if timeout(limits.stop_timeout, connections.shutdown()).await.is_err() {
+        tracing::warn!("Gave up on operators that were still reading their answers");
+    }
+}
+
+async fn accept(
+    listener: &UnixListener,
+    slots: &Arc<Semaphore>,
+) -> (UnixStream, Option<OwnedSemaphorePermit>) {
+    // Fails only when the semaphore is closed, which nobody does.
+    let slot = slots.clone().acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, slot),
+            Err(error) => {
+                tracing::warn!(%error, "Cannot accept a connection to the operator API");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn hold<T>(held: T, work: impl Future<Output = ()>) {
+    work.await;
+    drop(held);
+}
+
+async fn serve_connection(stream: UnixStream, router: Router, limits: Limits, watcher: Watcher) {
+    match stream.peer_cred() {
+        Ok(peer) => {
+            tracing::debug!(uid = peer.uid(), gid = peer.gid(), pid = peer.pid(), "An operator connected");
+        }
+        Err(error) => tracing::debug!(%error, "An operator connected, nobody knows who"),
+    }
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(limits.max_head_bytes)
+        .max_headers(limits.max_headers)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match timeout(limits.connection_timeout, watcher.watch(connection)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "Closed an operator's connection"),
+        Err(_elapsed) => tracing::debug!("Closed an operator's connection after its time"),
+    }
+}

@@ -1,0 +1,22 @@
+//! What the server asks the daemon.
+
+use vram_control_api::v1::{Daemon, Gpu, Slice};
+
+/// The daemon as operators see it.
+///
+/// The methods are called one at a time, on the server's thread, which waits for them: they return within
+/// milliseconds, from what the daemon knows already, and never wait for a GPU. A panic in one is contained; the caller
+/// is told of an internal error.
+pub trait ControlState: Send + Sync + 'static {
+    /// What is running, and on what.
+    fn daemon(&self) -> Daemon;
+
+    /// The GPUs of the pool, by number.
+    fn gpus(&self) -> Vec<Gpu>;
+
+    /// All slices, by name.
+    fn slices(&self) -> Vec<Slice>;
+
+    /// The slice of this name. `name` is whatever somebody typed.
+    fn slice(&self, name: &str) -> Option<Slice>;
+}

@@ -1,0 +1,337 @@
+//! The real client, and worse ones, against the server over a real socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use vram_control_api::v1::{
+    BackedOnGpu, Daemon, ErrorCode, Gpu, GpuState, Placement, Slice, SliceCounters, SliceState,
+};
+use vram_control_api::{Client, ClientError};
+
+use crate::limits::Limits;
+use crate::{ControlServer, ControlState, ServerError};
+
+struct FakeDaemon;
+
+impl ControlState for FakeDaemon {
+    fn daemon(&self) -> Daemon {
+        Daemon {
+            version: "0.1.0".into(),
+            backend: "sim".into(),
+            simulated: true,
+            backend_version: "simulated".into(),
+            boot_epoch: u64::MAX,
+            uptime_seconds: 3,
+        }
+    }
+
+    fn gpus(&self) -> Vec<Gpu> {
+        vec![Gpu {
+            index: 0,
+            name: "Simulated GPU".into(),
+            uuid: "00000000-0000-0000-0000-000000000001".into(),
+            total_bytes: 1 << 30,
+            pool_bytes: 1 << 30,
+            used_bytes: 64 << 20,
+            promised_bytes: 0,
+            pci: None,
+            numa_node: Some(0),
+            state: GpuState::Ready,
+        }]
+    }
+
+    fn slices(&self) -> Vec<Slice> {
+        ["a", "b"].map(|name| self.slice(name).unwrap()).into()
+    }
+
+    fn slice(&self, name: &str) -> Option<Slice> {
+        assert_ne!(name, "panic", "asked to");
+        if name == "stuck" {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        matches!(name, "a" | "b").then(|| Slice {
+            name: name.into(),
+            state: SliceState::WaitingForFrontend,
+            guarantee_bytes: 0,
+            limit_bytes: 2 << 30,
+            placement: Placement::Spill,
+            home_gpu: Some(0),
+            allocated_bytes: 1,
+            backed_bytes: 64 << 20,
+            quarantined_bytes: 0,
+            backed_by_gpu: vec![BackedOnGpu { gpu: 0, backed_bytes: 64 << 20 }],
+            allocations: 1,
+            contexts: 1,
+            socket: format!("/run/vram/{name}.sock"),
+            virtio_id: 37,
+            request_queues: 1,
+            counters: SliceCounters::default(),
+        })
+    }
+}
+
+struct Fixture {
+    server: ControlServer,
+    client: Client,
+    _folder: TempDir,
+}
+
+fn serve(limits: Limits) -> Fixture {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    let server = ControlServer::start_with(socket.clone(), Arc::new(FakeDaemon), limits).unwrap();
+    Fixture { server, client: Client::new(socket), _folder: folder }
+}
+
+impl Fixture {
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.server.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    /// Sends bytes and reads until the server closes.
+    fn exchange(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        // The server may close before it has read all.
+        let _ = stream.write_all(request);
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// The JSON body of an answer to a GET, whatever its status.
+    fn get(&self, path: &str) -> Value {
+        let answer =
+            self.exchange(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes());
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+}
+
+#[test]
+fn server_real_client_gets_what_the_daemon_says() {
+    let fixture = serve(Limits::default());
+
+    assert_eq!(fixture.client.daemon().unwrap(), FakeDaemon.daemon());
+    assert_eq!(fixture.client.gpus().unwrap().gpus, FakeDaemon.gpus());
+    assert_eq!(fixture.client.slices().unwrap().slices, FakeDaemon.slices());
+    assert_eq!(fixture.client.slice("b").unwrap(), FakeDaemon.slice("b").unwrap());
+}
+
+#[test]
+fn server_unknown_slices_are_refused_with_the_known_names() {
+    let fixture = serve(Limits::default());
+
+    for name in ["c", "A", "a/b", "é", "..", " ", "%", &"x".repeat(4000)] {
+        let error = fixture.client.slice(name).unwrap_err();
+
+        assert!(error.hint().unwrap().contains("The slices are a, b"), "{name:?} gives {error:?}");
+        assert!(error.to_string().len() < 200, "{error}");
+        assert!(
+            matches!(error, ClientError::Refused { status: 404, body } if body.code == ErrorCode::NotFound)
+        );
+    }
+}
+
+#[test]
+fn server_unknown_routes_and_methods_are_refused_in_json() {
+    let fixture = serve(Limits::default());
+
+    for path in ["/", "/v1", "/v1/", "/v2/daemon", "/v1/slices/", "/v1/slices/a/b", "/v1/daemon/"] {
+        let body = fixture.get(path);
+
+        assert_eq!(body["code"], "unknown_route", "{path}");
+        assert!(body["hint"].as_str().unwrap().contains("/v1/slices/{name}"));
+    }
+    let answer = fixture.exchange(b"DELETE /v1/slices/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("method_not_allowed"), "{answer}");
+}
+
+#[test]
+fn server_garbage_is_answered_or_closed_and_others_are_served() {
+    let fixture = serve(Limits::default());
+    let long_line = [b"GET /".as_slice(), &[b'x'; 100_000], b" HTTP/1.1\r\n\r\n"].concat();
+    let many_headers = [b"GET / HTTP/1.1\r\n".as_slice(), &b"a: b\r\n".repeat(1000), b"\r\n"].concat();
+    let garbage: &[&[u8]] = &[
+        b"\0\0\0\0",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/slices/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /v1/daemon HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"GET /v1/daemon HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\nzz\r\n",
+        &long_line,
+        &many_headers,
+        &[0xff; 1 << 20],
+    ];
+    for bytes in garbage {
+        let answer = fixture.exchange(bytes);
+
+        assert!(!answer.starts_with("HTTP/1.1 200") || answer.contains("boot_epoch"), "{answer}");
+    }
+    assert!(fixture.exchange(&long_line).starts_with("HTTP/1.1 4"));
+    assert!(fixture.exchange(&many_headers).starts_with("HTTP/1.1 431 "));
+    fixture.client.daemon().unwrap();
+}
+
+#[test]
+fn server_large_body_is_refused_without_reading_it() {
+    let fixture = serve(Limits::default());
+
+    let answer =
+        fixture.exchange(b"GET /v1/daemon HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n0123");
+
+    assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("too_large"), "{answer}");
+}
+
+#[test]
+fn server_slow_clients_are_closed_and_others_wait_for_a_slot_at_most_as_long() {
+    let limits = Limits { max_connections: 2, head_timeout: Duration::from_millis(300), ..Limits::default() };
+    let fixture = serve(limits);
+    let mut slow = [fixture.connect(), fixture.connect()];
+    for stream in &mut slow {
+        stream.write_all(b"GET /v1/dae").unwrap();
+    }
+
+    let start = Instant::now();
+    fixture.client.daemon().unwrap();
+
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    for stream in &mut slow {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+    }
+}
+
+#[test]
+fn server_idle_connection_is_closed_after_its_time() {
+    let limits = Limits { connection_timeout: Duration::from_millis(200), ..Limits::default() };
+    let fixture = serve(limits);
+
+    assert_eq!(fixture.exchange(b""), "");
+}
+
+#[test]
+fn server_panic_of_the_daemon_is_an_internal_error_and_others_are_served() {
+    let fixture = serve(Limits::default());
+
+    let error = fixture.client.slice("panic").unwrap_err();
+
+    assert!(matches!(error, ClientError::Refused { status: 500, body } if body.code == ErrorCode::Internal));
+    fixture.client.daemon().unwrap();
+}
+
+#[test]
+fn server_second_one_is_refused_and_the_first_goes_on() {
+    let fixture = serve(Limits::default());
+
+    let error = ControlServer::start(fixture.server.socket(), Arc::new(FakeDaemon)).unwrap_err();
+
+    assert!(matches!(error, ServerError::InUse { .. }), "{error:?}");
+    fixture.client.daemon().unwrap();
+}
+
+#[test]
+fn stop_removes_the_socket_and_a_new_server_starts_there() {
+    let Fixture { server, client, _folder } = serve(Limits::default());
+    let socket = server.socket().to_owned();
+
+    server.stop().unwrap();
+
+    assert!(!socket.exists());
+    assert!(matches!(client.daemon(), Err(ClientError::SocketMissing { .. })));
+    let again = ControlServer::start(&socket, Arc::new(FakeDaemon)).unwrap();
+    client.daemon().unwrap();
+    again.stop().unwrap();
+}
+
+#[test]
+fn stop_with_idle_and_stuck_clients_is_bounded() {
+    let fixture = serve(Limits { stop_timeout: Duration::from_millis(200), ..Limits::default() });
+    let mut half = fixture.connect();
+    half.write_all(b"GET /v1/dae").unwrap();
+    let _idle = fixture.connect();
+    fixture.client.daemon().unwrap();
+
+    let start = Instant::now();
+    fixture.server.stop().unwrap();
+
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+#[test]
+fn stop_while_the_daemon_does_not_answer_is_an_error() {
+    let short = Duration::from_millis(100);
+    let fixture = serve(Limits { stop_timeout: short, stop_slack: short, ..Limits::default() });
+    let mut stream = fixture.connect();
+    stream.write_all(b"GET /v1/slices/stuck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    std::thread::sleep(short);
+
+    let error = fixture.server.stop().unwrap_err();
+
+    assert!(matches!(error, ServerError::Stuck), "{error:?}");
+}
+
+#[test]
+fn drop_stops_the_server_too() {
+    let fixture = serve(Limits::default());
+    let socket = fixture.server.socket().to_owned();
+
+    drop(fixture.server);
+
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while socket.exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!socket.exists());
+}
+
+/// Every path of `docs/openapi.json` is served, and its answer has exactly the fields the document gives it.
+#[test]
+fn server_answers_what_the_openapi_document_says() {
+    let fixture = serve(Limits::default());
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+    let document: Value = serde_json::from_slice(&std::fs::read(document).unwrap()).unwrap();
+
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), 4);
+    for (path, operations) in paths {
+        let body = fixture.get(&path.replace("{name}", "a"));
+
+        let schema = &operations["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+        assert_matches_schema(&document, schema, &body, path);
+    }
+}
+
+fn assert_matches_schema(document: &Value, schema: &Value, value: &Value, at: &str) {
+    if let Some(name) = schema["$ref"].as_str().map(|path| path.rsplit('/').next().unwrap()) {
+        return assert_matches_schema(document, &document["components"]["schemas"][name], value, at);
+    }
+    if let Some(properties) = schema["properties"].as_object() {
+        let object = value.as_object().unwrap_or_else(|| panic!("{at} is no object"));
+        let expected: Vec<_> = properties.keys().collect();
+        let found: Vec<_> = object.keys().collect();
+        assert_eq!(found, expected, "fields of {at}");
+        for (name, property) in properties {
+            assert_matches_schema(document, property, &object[name], &format!("{at}.{name}"));
+        }
+    } else if schema["type"] == "array" {
+        for element in value.as_array().unwrap_or_else(|| panic!("{at} is no array")) {
+            assert_matches_schema(document, &schema["items"], element, at);
+        }
+    } else if let Some(words) = schema["enum"].as_array() {
+        assert!(words.contains(value), "{at} is {value}");
+    } else if schema["type"] == "integer" {
+        assert!(value.is_u64(), "{at} is {value}");
+    } else if schema["type"] == "string" {
+        assert!(value.is_string(), "{at} is {value}");
+    }
+}

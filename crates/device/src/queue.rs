@@ -1,0 +1,328 @@
+//! A queue's thread.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::{debug, warn};
+use vram_guest_memory::GuestMap;
+use vram_protocol::{QueueKind, Response, Status};
+use vram_session::{Answer, Session};
+use vram_virtqueue::{Finished, Post, Ring, RingError, Token};
+
+use crate::{DeviceFailure, StartQueueError};
+use crate::memory::MemoryCell;
+use crate::request::{AnswerPlace, Taken, take};
+use crate::waker::{Waker, drain, signal};
+
+/// How long a stopping queue waits for requests under way.
+const DRAIN_WAIT: Duration = Duration::from_secs(8);
+
+/// The descriptor that interrupts the guest; the frontend may change it at any time, or take it away.
+#[derive(Default)]
+pub struct CallCell(Mutex<Option<OwnedFd>>);
+
+impl CallCell {
+    /// Replaces the descriptor.
+    pub fn set(&self, call: Option<OwnedFd>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = call;
+    }
+
+    /// Interrupts the guest, if it wants that.
+    pub(crate) fn signal(&self) {
+        if let Some(call) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            signal(call);
+        }
+    }
+}
+
+/// What a finished request says: the response, and the bytes behind it.
+struct Result {
+    response: Response,
+    following_bytes: u64,
+}
+
+/// Where other threads leave finished requests.
+struct Mailbox {
+    sender: Sender<Finished<Result>>,
+    waker: Arc<Waker>,
+}
+
+impl Post<Result> for Mailbox {
+    fn post(&self, finished: Finished<Result>) {
+        // The channel holds one entry per ring slot and a slot is in flight once, so it is never full; it is closed
+        // when the queue gave up on what was under way, and then nobody waits for the answer.
+        if self.sender.try_send(finished).is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
+/// What a queue's thread works with.
+pub(crate) struct QueueSetup {
+    pub(crate) index: u16,
+    pub(crate) ring: Ring,
+    pub(crate) kick: OwnedFd,
+    pub(crate) call: Arc<CallCell>,
+    pub(crate) memory: Arc<MemoryCell>,
+    pub(crate) session: Arc<Session>,
+}
+
+/// The handle to a running queue.
+pub(crate) struct QueueHandle {
+    waker: Arc<Waker>,
+    stopping: Arc<AtomicBool>,
+    ended: Receiver<Ring>,
+}
+
+impl QueueHandle {
+    /// Starts the thread. `failed` is called, on that thread, if the session cannot go on.
+    pub(crate) fn start(
+        setup: QueueSetup,
+        name: &str,
+        failed: Box<dyn FnOnce(DeviceFailure) + Send>,
+    ) -> std::result::Result<Self, StartQueueError> {
+        let waker = Arc::new(Waker::new().map_err(StartQueueError::Eventfd)?);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (sender, finished) = bounded(usize::from(setup.ring.size()));
+        let mailbox: Arc<dyn Post<Result>> = Arc::new(Mailbox { sender, waker: Arc::clone(&waker) });
+        let (ring_back, ended) = bounded(1);
+        let in_flight = (0..setup.ring.size()).map(|_| None).collect();
+        let mut worker = Worker {
+            kind: QueueKind::of(setup.index),
+            setup,
+            waker: Arc::clone(&waker),
+            stopping: Arc::clone(&stopping),
+            mailbox,
+            finished,
+            in_flight,
+            under_way: 0,
+        };
+        vram_sandbox::spawn_named(name, move || {
+            // A panic in here must reach the transport as a failure, hence the guard rather than the result alone.
+            let guard = FailOnUnwind(Some(failed));
+            let result = worker.run();
+            let failed = guard.disarm();
+            match result {
+                Ok(()) => {
+                    let _ = ring_back.send(worker.setup.ring);
+                }
+                Err(failure) => {
+                    drop(ring_back);
+                    if let Some(failed) = failed {
+                        failed(failure);
+                    }
+                }
+            }
+        })
+        .map_err(StartQueueError::Thread)?;
+        Ok(Self { waker, stopping, ended })
+    }
+
+    /// Stops taking chains, waits for those under way, and gives the ring back; `None` if the thread failed or did
+    /// not come to an end in time.
+    pub(crate) fn stop(self) -> Option<Ring> {
+        self.stopping.store(true, Ordering::Release);
+        self.waker.wake();
+        self.ended.recv_timeout(DRAIN_WAIT.saturating_mul(2)).ok()
+    }
+}
+
+struct FailOnUnwind(Option<Box<dyn FnOnce(DeviceFailure) + Send>>);
+
+impl FailOnUnwind {
+    fn disarm(mut self) -> Option<Box<dyn FnOnce(DeviceFailure) + Send>> {
+        self.0.take()
+    }
+}
+
+impl Drop for FailOnUnwind {
+    fn drop(&mut self) {
+        if let Some(failed) = self.0.take() {
+            failed(DeviceFailure::Panicked);
+        }
+    }
+}
+
+struct Worker {
+    kind: QueueKind,
+    setup: QueueSetup,
+    waker: Arc<Waker>,
+    stopping: Arc<AtomicBool>,
+    mailbox: Arc<dyn Post<Result>>,
+    finished: Receiver<Finished<Result>>,
+    /// Where the answer of each chain under way goes, by head.
+    in_flight: Vec<Option<(AnswerPlace, u64)>>,
+    under_way: usize,
+}
+
+impl Worker {
+    fn run(&mut self) -> std::result::Result<(), DeviceFailure> {
+        loop {
+            self.round()?;
+            if self.stopping.load(Ordering::Acquire) {
+                return self.drain();
+            }
+            self.wait(PollTimeout::NONE);
+        }
+    }
+
+    /// Sleeps until there is a kick or a finished request.
+    fn wait(&self, timeout: PollTimeout) {
+        let mut fds = [
+            PollFd::new(self.setup.kick.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.waker.fd(), PollFlags::POLLIN),
+        ];
+        // A signal or an odd descriptor only means looking once for nothing.
+        let _ = poll(&mut fds, timeout);
+        if fds.first().and_then(PollFd::any).unwrap_or(false) {
+            drain(&self.setup.kick);
+        }
+        self.waker.lower();
+    }
+
+    /// Takes all there is to take, answers all there is to answer, and says so to the guest.
+    fn round(&mut self) -> std::result::Result<(), DeviceFailure> {
+        let map = self.setup.memory.get();
+        let mut answered = self.answer_finished(&map)?;
+        loop {
+            self.setup.ring.disable_kicks(&map)?;
+            while !self.stopping.load(Ordering::Relaxed)
+                && let Some(chain) = self.setup.ring.pop(&map)?
+            {
+                answered |= self.serve(&map, chain)?;
+            }
+            answered |= self.answer_finished(&map)?;
+            if !self.setup.ring.enable_kicks(&map)? || self.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        self.notify(&map, answered)?;
+        if map.poisoned() {
+            return Err(DeviceFailure::GuestMemoryLost);
+        }
+        Ok(())
+    }
+
+    /// Waits for what is under way, answering it, without taking anything new.
+    fn drain(&mut self) -> std::result::Result<(), DeviceFailure> {
+        let deadline = Instant::now().checked_add(DRAIN_WAIT);
+        while self.under_way > 0 {
+            if deadline.is_none_or(|at| Instant::now() >= at) {
+                return Err(DeviceFailure::StuckRequests { count: self.under_way });
+            }
+            self.wait(PollTimeout::from(100u8));
+            let map = self.setup.memory.get();
+            let answered = self.answer_finished(&map)?;
+            self.notify(&map, answered)?;
+        }
+        Ok(())
+    }
+
+    fn notify(&mut self, map: &GuestMap, answered: bool) -> std::result::Result<(), RingError> {
+        if answered && self.setup.ring.needs_notification(map)? {
+            self.setup.call.signal();
+        }
+        Ok(())
+    }
+
+    /// Answers requests that other threads finished; true if there were any.
+    fn answer_finished(&mut self, map: &GuestMap) -> std::result::Result<bool, RingError> {
+        let mut any = false;
+        while let Ok(Finished { head, result }) = self.finished.try_recv() {
+            let Some((place, tag)) = self.in_flight.get_mut(usize::from(head)).and_then(Option::take) else {
+                continue;
+            };
+            self.under_way = self.under_way.saturating_sub(1);
+            let result = result.unwrap_or_else(|| {
+                warn!(queue = self.setup.index, "a request was forgotten; the guest is told INTERNAL");
+                Result { response: self.setup.session.refusal(tag, Status::Internal), following_bytes: 0 }
+            });
+            self.answer(map, head, &place, &result.response, result.following_bytes)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    fn answer(
+        &mut self,
+        map: &GuestMap,
+        head: u16,
+        place: &AnswerPlace,
+        response: &Response,
+        following_bytes: u64,
+    ) -> std::result::Result<(), RingError> {
+        self.setup.session.counters().answered(response.status == Status::Ok);
+        let used = place.write(response, following_bytes);
+        self.setup.ring.complete(map, head, used)
+    }
+
+    /// Serves one chain; true if it is answered already.
+    fn serve(&mut self, map: &GuestMap, chain: vram_virtqueue::Chain) -> std::result::Result<bool, RingError> {
+        let head = chain.head;
+        let fault = chain.fault;
+        let Some(Taken { place, request }) = take(chain, self.kind) else {
+            self.setup.session.counters().answered(false);
+            self.setup.ring.complete(map, head, 0)?;
+            return Ok(true);
+        };
+        let session = Arc::clone(&self.setup.session);
+        let refused = match request {
+            Err(error) => {
+                if let Some(fault) = fault {
+                    debug!(queue = self.setup.index, %fault, "malformed chain");
+                }
+                session.refusal(error.tag, error.status)
+            }
+            Ok(decoded) => {
+                let tag = decoded.header.tag;
+                // A request before HELLO is told so, whatever else is wrong with it.
+                let hello = matches!(decoded.request, vram_protocol::Request::Hello(_));
+                let fits = if !hello && !session.is_ready() {
+                    Err(Status::NotReady)
+                } else {
+                    decoded.check_data(&place)
+                };
+                match fits {
+                    Err(status) => session.refusal(tag, status),
+                    Ok(()) if self.kind == QueueKind::Request => {
+                        self.begin(&session, head, place, decoded);
+                        return Ok(false);
+                    }
+                    Ok(()) => {
+                        let reply = session.control(decoded.header, decoded.request, place.rest.len_bytes());
+                        let following_bytes = place.rest.write_from(&reply.payload) as u64;
+                        self.answer(map, head, &place, &reply.response, following_bytes)?;
+                        return Ok(true);
+                    }
+                }
+            }
+        };
+        self.answer(map, head, &place, &refused, 0)?;
+        Ok(true)
+    }
+
+    /// Hands a data request to the session; it comes back through the mailbox.
+    fn begin(&mut self, session: &Arc<Session>, head: u16, mut place: AnswerPlace, decoded: crate::request::Decoded) {
+        let reads = matches!(decoded.request, vram_protocol::Request::Read(_));
+        let data = if reads { std::mem::take(&mut place.rest) } else { decoded.payload };
+        let tag = decoded.header.tag;
+        if let Some(slot) = self.in_flight.get_mut(usize::from(head)) {
+            *slot = Some((place, tag));
+            self.under_way = self.under_way.saturating_add(1);
+        }
+        let token = Token::new(head, Arc::clone(&self.mailbox));
+        let epoch = session.boot_epoch();
+        let answered = Box::new(move |answer: Answer| {
+            let Answer { status, moved_bytes } = answer;
+            token.finish(Result {
+                response: Response { status, tag, moved: moved_bytes, value: 0, epoch },
+                following_bytes: if reads { moved_bytes } else { 0 },
+            });
+        });
+        session.submit(decoded.header, decoded.request, data, answered);
+    }
+}

@@ -1,0 +1,75 @@
+//! What a pool and a slice are made from.
+
+use std::fmt;
+
+use vram_gpu::{GpuId, Topology};
+
+/// Granularity of device memory: shards, and the start of a band, are multiples of it.
+pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
+/// Smallest shard.
+pub(crate) const MIN_SHARD_BYTES: u64 = GRANULARITY_BYTES;
+/// Largest shard.
+pub(crate) const MAX_SHARD_BYTES: u64 = 1 << 30;
+
+/// Size of a shard unless the operator says otherwise.
+const DEFAULT_SHARD_BYTES: u64 = 64 << 20;
+
+/// The GPUs of a pool and how they are cut.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Bytes of a shard: a multiple of 2 MiB, from 2 MiB to 1 GiB.
+    pub shard_bytes: u64,
+    /// The GPUs, each once, in any order.
+    pub gpus: Vec<GpuCapacity>,
+    /// How they reach each other; it knows every GPU named in `gpus`.
+    pub topology: Topology,
+}
+
+impl PoolConfig {
+    /// The default shard size: 64 MiB.
+    pub const DEFAULT_SHARD_BYTES: u64 = DEFAULT_SHARD_BYTES;
+}
+
+/// How much of one GPU belongs to the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuCapacity {
+    /// Which.
+    pub id: GpuId,
+    /// Shards.
+    pub shards: u32,
+}
+
+/// Where the new regions of a slice go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Never leave the home GPU.
+    Local,
+    /// The home GPU while it has room, then the nearest GPU that has.
+    #[default]
+    Spill,
+}
+
+/// A tenant's share, as the operator states it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceConfig {
+    /// Name for people; the pool does not ask it to be unique.
+    pub name: String,
+    /// Bytes that are always there for the slice; counted in whole shards, rounded up.
+    pub guarantee_bytes: u64,
+    /// Most bytes of shards the slice may hold; counted in whole shards, rounded up.
+    pub limit_bytes: u64,
+    /// Where its regions go.
+    pub placement: Placement,
+    /// The GPU its regions go to first; `None` lets the pool choose the one with the most unpromised room.
+    pub home: Option<GpuId>,
+}
+
+/// Number of a slice in its pool; never used again after the slice is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SliceId(pub u32);
+
+impl fmt::Display for SliceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slice{}", self.0)
+    }
+}

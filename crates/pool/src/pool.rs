@@ -1,0 +1,268 @@
+//! The pool: its GPUs, its slices, and who may join.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use vram_gpu::{DeviceRange, GpuId};
+
+use crate::band::{Band, shards_up};
+use crate::config::{GRANULARITY_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES};
+use crate::free_map::FreeMap;
+use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
+use crate::slice::Slice;
+use crate::span::Span;
+use crate::{
+    AllocRequest, GpuUsage, LostRegions, Placement, PoolConfig, PoolError, RegionIndex, RegionState,
+    SliceConfig, SliceId,
+};
+
+/// The memory of all GPUs, and who holds it. Plain data: whoever shares it between threads puts a lock around it, and
+/// holds the lock for one call, never while a decision is carried out.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) shard_bytes: u64,
+    pub(crate) gpus: Gpus,
+    pub(crate) slices: BTreeMap<SliceId, Slice>,
+    next_slice: u32,
+}
+
+impl Pool {
+    /// A pool of whole GPUs, with no slices.
+    pub fn new(config: PoolConfig) -> Result<Self, PoolError> {
+        let shard_bytes = config.shard_bytes;
+        let fits = (MIN_SHARD_BYTES..=MAX_SHARD_BYTES).contains(&shard_bytes);
+        if !fits || !shard_bytes.is_multiple_of(GRANULARITY_BYTES) {
+            return Err(PoolError::BadShardSize { shard_bytes });
+        }
+        Ok(Self { shard_bytes, gpus: Gpus::new(config)?, slices: BTreeMap::new(), next_slice: 0 })
+    }
+
+    /// Bytes of a shard and of a region.
+    pub fn shard_bytes(&self) -> u64 {
+        self.shard_bytes
+    }
+
+    /// Bytes of device address space to reserve for a slice of this limit; `None` for no limit, or one beyond any
+    /// address space.
+    ///
+    /// Twice what the slice can ever hold, and 1 GiB more. Allocations never move, so the free addresses are in pieces
+    /// while the free shards are not: with as many spare regions as backed ones, a run of unbacked regions remains even
+    /// if backed and unbacked ones alternate. The 1 GiB lets the largest alignment find a place in the smallest band.
+    /// Addresses cost nothing but a small record a region.
+    pub fn band_bytes(&self, limit_bytes: u64) -> Option<u64> {
+        let most_bytes = self.most_bytes(limit_bytes);
+        if most_bytes == 0 {
+            return None;
+        }
+        let band_bytes = most_bytes
+            .checked_mul(2)?
+            .checked_add(AllocRequest::MAX_ALIGNMENT_BYTES)?
+            .checked_next_multiple_of(self.shard_bytes)?;
+        u32::try_from(band_bytes.checked_div(self.shard_bytes)?).ok().map(|_| band_bytes)
+    }
+
+    /// Whether a slice may join: its limit and guarantee make sense, and the guarantee fits what is not guaranteed to
+    /// others. Memory that others have borrowed counts as not guaranteed, so it may take until they gave it back before
+    /// the slice finds its guarantee free.
+    pub fn admit(&self, config: &SliceConfig) -> Result<(), PoolError> {
+        self.choose_home(config).map(|_| ())
+    }
+
+    /// Adds a slice. Its band is at least as long as the limit, better [`Self::band_bytes`], starts at a multiple of
+    /// 2 MiB, is whole shards long, and overlaps no other. Without a home GPU in the configuration the home is the one
+    /// with the most room that is promised to nobody, the lowest of several.
+    pub fn add_slice(&mut self, config: SliceConfig, band: DeviceRange) -> Result<SliceId, PoolError> {
+        let home = self.choose_home(&config)?;
+        let regions = self.regions_of(band, config.limit_bytes)?;
+        let id = SliceId(self.next_slice);
+        self.next_slice = self.next_slice.checked_add(1).ok_or(PoolError::OutOfSliceIds)?;
+        let slice = Slice {
+            id,
+            home,
+            limit_shards: shards_up(config.limit_bytes, self.shard_bytes),
+            guarantee_shards: shards_up(config.guarantee_bytes, self.shard_bytes),
+            config,
+            band: Band::new(band.start.0, self.shard_bytes, regions),
+            free: FreeMap::default(),
+            live: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
+            pending: None,
+            live_bytes: 0,
+            quarantined_bytes: 0,
+            held: ShardCounts::default(),
+            returning: ShardCounts::default(),
+        };
+        self.slices.insert(id, slice);
+        self.settle_promises();
+        Ok(id)
+    }
+
+    /// Removes a slice that has nothing in it: no allocation, live or quarantined, no draining region, no grant.
+    /// Returns its band: nothing is behind it any more, and its addresses can be given up.
+    pub fn remove_slice(&mut self, slice: SliceId) -> Result<DeviceRange, PoolError> {
+        let found = self.slices.get(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
+        let grants = u32::from(found.pending.is_some());
+        let draining_regions = found.returning.total();
+        let regions_in_use = found.live_bytes > 0 || found.is_releasing() || found.held.total() > 0;
+        if regions_in_use || grants > 0 {
+            return Err(PoolError::SliceInUse {
+                slice,
+                allocations: found.allocations(),
+                quarantined_bytes: found.quarantined_bytes,
+                draining_regions,
+                grants,
+            });
+        }
+        let band = found.band.span().range();
+        self.slices.remove(&slice);
+        self.settle_promises();
+        Ok(band)
+    }
+
+    /// All slices, in the order they came.
+    pub fn slices(&self) -> impl Iterator<Item = SliceId> + '_ {
+        self.slices.keys().copied()
+    }
+
+    /// What a slice was made from.
+    pub fn slice_config(&self, slice: SliceId) -> Option<&SliceConfig> {
+        self.slices.get(&slice).map(|slice| &slice.config)
+    }
+
+    /// A slice's band.
+    pub fn band(&self, slice: SliceId) -> Option<DeviceRange> {
+        self.slices.get(&slice).map(|slice| slice.band.span().range())
+    }
+
+    /// What is behind a region.
+    pub fn region(&self, slice: SliceId, region: RegionIndex) -> Option<RegionState> {
+        self.slices.get(&slice)?.band.region(region).map(|region| region.state)
+    }
+
+    /// The GPUs and what is used of each, in order of id.
+    pub fn gpus(&self) -> Vec<GpuUsage> {
+        self.gpus.iter().copied().collect()
+    }
+
+    /// A GPU is gone, and with it all bytes on it. Its regions are lost, its capacity is none. Allocations with bytes
+    /// there stay live until freed and say so in their extents; no new one is put into a lost region until all that was
+    /// in it is freed and forgotten. Plans and grants under way are finished as usual. Returns the regions lost, by
+    /// slice; nothing if the GPU is unknown or was lost before.
+    pub fn mark_lost(&mut self, gpu: GpuId) -> Vec<LostRegions> {
+        self.gpus.mark_lost(gpu);
+        let mut lost = Vec::new();
+        for slice in self.slices.values_mut() {
+            let regions = slice.lose(gpu);
+            if !regions.is_empty() {
+                lost.push(LostRegions { slice: slice.id, regions });
+            }
+        }
+        self.settle_promises();
+        lost
+    }
+
+    /// Believes again that a GPU has the shards it was configured with, after a refusal shrank it. A lost GPU stays
+    /// lost.
+    pub fn restore_capacity(&mut self, gpu: GpuId) {
+        self.gpus.restore_capacity(gpu);
+        self.settle_promises();
+    }
+
+    /// A GPU refused a shard: believes it to have no more than is in use.
+    pub(crate) fn shrink_capacity(&mut self, gpu: GpuId) {
+        self.gpus.shrink_capacity(gpu);
+        self.settle_promises();
+    }
+
+    /// The most shards a slice of this limit can ever hold, in bytes.
+    fn most_bytes(&self, limit_bytes: u64) -> u64 {
+        let most_shards = shards_up(limit_bytes, self.shard_bytes).min(self.gpus.configured_total());
+        self.in_bytes(most_shards)
+    }
+
+    pub(crate) fn in_bytes(&self, shards: u32) -> u64 {
+        u64::from(shards).saturating_mul(self.shard_bytes)
+    }
+
+    fn regions_of(&self, band: DeviceRange, limit_bytes: u64) -> Result<u32, PoolError> {
+        let bad = |problem| PoolError::BadBand { band, problem };
+        let end = band.end().ok_or(bad("beyond the end of the address space"))?;
+        if !band.start.0.is_multiple_of(GRANULARITY_BYTES) {
+            return Err(bad("not aligned to 2 MiB"));
+        }
+        if !band.len_bytes.is_multiple_of(self.shard_bytes) {
+            return Err(bad("not a multiple of the shard size long"));
+        }
+        if band.len_bytes < self.most_bytes(limit_bytes) || band.len_bytes == 0 {
+            return Err(bad("shorter than the limit"));
+        }
+        let overlaps = |slice: &Slice| {
+            let other = slice.band.span();
+            other.start < end.0 && band.start.0 < other.end
+        };
+        if self.slices.values().any(overlaps) {
+            return Err(bad("overlapping another band"));
+        }
+        let regions =
+            band.len_bytes.checked_div(self.shard_bytes).and_then(|regions| u32::try_from(regions).ok());
+        regions.ok_or(bad("longer than regions can be counted"))
+    }
+
+    /// Checks whether a slice may join, and finds its home.
+    fn choose_home(&self, config: &SliceConfig) -> Result<GpuId, PoolError> {
+        let &SliceConfig { guarantee_bytes, limit_bytes, placement, home, .. } = config;
+        if self.most_bytes(limit_bytes) == 0 {
+            return Err(PoolError::BadLimit { limit_bytes });
+        }
+        if guarantee_bytes > limit_bytes {
+            return Err(PoolError::GuaranteeAboveLimit { guarantee_bytes, limit_bytes });
+        }
+        if let Some(gpu) = home
+            && self.gpus.get(gpu).is_none()
+        {
+            return Err(PoolError::NoSuchGpu { gpu });
+        }
+        let guarantee_shards = shards_up(guarantee_bytes, self.shard_bytes);
+        // Room on one GPU counts only what cannot leave it: the promises of slices that spill move aside.
+        let mut local = ShardCounts::default();
+        let mut guaranteed = 0u32;
+        for slice in self.slices.values() {
+            guaranteed = guaranteed.saturating_add(slice.guarantee_shards);
+            if slice.config.placement == Placement::Local {
+                local.add(slice.home, slice.guarantee_shards);
+            }
+        }
+        let room = self.gpus.capacity_total().saturating_sub(guaranteed);
+        let room_at = |gpu: &GpuUsage| match placement {
+            Placement::Local => room.min(gpu.capacity_shards.saturating_sub(local.of(gpu.id))),
+            Placement::Spill => room,
+        };
+        let rank = |gpu: &&GpuUsage| {
+            (!gpu.lost, room_at(gpu) >= guarantee_shards, unpromised_shards(gpu), Reverse(gpu.id))
+        };
+        let candidates = self.gpus.iter().filter(|gpu| home.is_none_or(|home| home == gpu.id));
+        let chosen = candidates.max_by_key(rank).ok_or(PoolError::NoGpus)?;
+        if room_at(chosen) < guarantee_shards {
+            return Err(PoolError::GuaranteeDoesNotFit {
+                requested_bytes: self.in_bytes(guarantee_shards),
+                free_bytes: self.in_bytes(room_at(chosen)),
+            });
+        }
+        Ok(chosen.id)
+    }
+
+    fn settle_promises(&mut self) {
+        let promise = |slice: &Slice| Promise {
+            home: slice.home,
+            shards: slice.guarantee_shards,
+            local: slice.config.placement == Placement::Local,
+        };
+        let promises: Vec<_> = self.slices.values().map(promise).collect();
+        self.gpus.settle_promises(&promises);
+    }
+
+    /// The addresses of a range that lie in the slice's band.
+    pub(crate) fn clipped(slice: &Slice, range: DeviceRange) -> Span {
+        Span::of(range).intersection(slice.band.span())
+    }
+}

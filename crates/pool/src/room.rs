@@ -1,0 +1,91 @@
+//! Room: how many shards, and of which GPUs, a slice may take.
+//!
+//! A shard may be taken while what is left covers what others still miss of their guarantees: on each GPU what slices
+//! miss that cannot leave it, and in sum what all miss. Inside its own guarantee a slice only has to mind the former,
+//! because its own claim shrinks with every shard it takes.
+
+use vram_gpu::GpuId;
+
+use crate::gpu::{Gpus, ShardCounts};
+use crate::slice::Slice;
+use crate::{GpuUsage, Placement};
+
+/// The shards one slice may take.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// On each GPU.
+    free: ShardCounts,
+    /// In sum.
+    total: u32,
+}
+
+/// At which time room is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    Now,
+    /// Once all shards that are on their way back have arrived.
+    AfterReturns,
+}
+
+impl Room {
+    /// What `slice` may take, `slices` being all slices.
+    pub(crate) fn of<'a>(
+        gpus: &Gpus,
+        slices: impl Iterator<Item = &'a Slice>,
+        slice: &Slice,
+        when: When,
+    ) -> Self {
+        let mut returning = ShardCounts::default();
+        let mut missing_local = ShardCounts::default();
+        let mut missing = 0u32;
+        for other in slices {
+            if when == When::AfterReturns {
+                for gpu in gpus.iter() {
+                    returning.add(gpu.id, other.returning.of(gpu.id));
+                }
+            }
+            if other.id == slice.id {
+                continue;
+            }
+            match other.config.placement {
+                Placement::Local => missing_local.add(other.home, other.missing_shards(when)),
+                Placement::Spill => missing = missing.saturating_add(other.missing_shards(when)),
+            }
+        }
+        let mut room = Self { free: ShardCounts::default(), total: 0 };
+        let mut free_total = 0u32;
+        let mut takeable = 0u32;
+        for gpu in gpus.iter() {
+            let free = free_shards(gpu).saturating_add(returning.of(gpu.id));
+            let kept = missing_local.of(gpu.id).min(free);
+            missing = missing.saturating_add(kept);
+            free_total = free_total.saturating_add(free);
+            if slice.config.placement == Placement::Spill || gpu.id == slice.home {
+                room.free.set(gpu.id, free.saturating_sub(kept));
+                takeable = takeable.saturating_add(free.saturating_sub(kept));
+            }
+        }
+        let own = slice.missing_shards(when);
+        let borrowable = free_total.saturating_sub(missing).saturating_sub(own);
+        room.total = takeable.min(own.saturating_add(borrowable));
+        room
+    }
+
+    /// How many shards in sum.
+    pub(crate) fn shards(&self) -> u32 {
+        self.total
+    }
+
+    /// The GPU of the next shard: home, or the nearest with room.
+    pub(crate) fn take(&mut self, gpus: &Gpus, home: GpuId) -> Option<GpuId> {
+        self.total = self.total.checked_sub(1)?;
+        let gpu = gpus.nearest(home, |usage| self.free.of(usage.id), |usage| self.free.of(usage.id) > 0)?;
+        self.free.subtract(gpu, 1);
+        Some(gpu)
+    }
+}
+
+/// Shards of a GPU that nobody holds.
+fn free_shards(gpu: &GpuUsage) -> u32 {
+    gpu.capacity_shards.saturating_sub(gpu.used_shards)
+}

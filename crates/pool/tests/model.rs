@@ -1,0 +1,573 @@
+//! The pool against a plain model: a map of granules for each band, searched by brute force.
+//!
+//! Random interleavings of all steps over three slices and three GPUs, with refusals and lost GPUs; after each step the
+//! pool's invariants hold and its figures are the model's. The model shares no code with the pool.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
+use vram_pool::{
+    AllocError, AllocRequest, Backing, Freeing, GpuCapacity, Grant, Placement, Pool, PoolConfig, RegionIndex,
+    RegionState, ReleasePlan, SliceConfig, SliceId,
+};
+
+const MIB: u64 = 1 << 20;
+/// All addresses and rounded lengths here are multiples of this.
+const GRANULE: u64 = 128 << 10;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc { slice: usize, granules: u64, trim: u64, alignment_bytes: u64 },
+    Commit { slice: usize },
+    Abort { slice: usize, refuse: bool },
+    Free { slice: usize, nth: usize },
+    PlanRelease { nth: usize },
+    FinishRelease { nth: usize },
+    Lose { gpu: u16 },
+    Restore { gpu: u16 },
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    shard_bytes: u64,
+    gpu_shards: [u32; 3],
+    slices: Vec<(u32, u32, Placement, Option<u16>)>,
+    spare_regions: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cell {
+    Free,
+    Live,
+    Quarantined,
+}
+
+struct ModelSlice {
+    id: SliceId,
+    start: u64,
+    home: GpuId,
+    guarantee: u32,
+    limit: u32,
+    local: bool,
+    cells: Vec<Cell>,
+    regions: Vec<RegionState>,
+    live: BTreeMap<u64, u64>,
+    grant: Option<Grant>,
+}
+
+struct Model {
+    pool: Pool,
+    shard_bytes: u64,
+    topology: Topology,
+    configured: Vec<u32>,
+    capacity: Vec<u32>,
+    slices: Vec<ModelSlice>,
+    freeings: Vec<Freeing>,
+    plans: Vec<ReleasePlan>,
+}
+
+fn holder(state: RegionState) -> Option<GpuId> {
+    match state {
+        RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) => Some(gpu),
+        RegionState::Unbacked | RegionState::Lost(_) => None,
+    }
+}
+
+fn rounded(len_bytes: u64) -> u64 {
+    len_bytes.div_ceil(GRANULE) * GRANULE
+}
+
+impl ModelSlice {
+    fn held(&self) -> u32 {
+        self.regions.iter().filter(|state| holder(**state).is_some()).count() as u32
+    }
+
+    fn missing(&self) -> u32 {
+        self.guarantee.saturating_sub(self.held())
+    }
+
+    fn cells_of(&self, range: DeviceRange) -> std::ops::Range<usize> {
+        let first = (range.start.0 - self.start) / GRANULE;
+        first as usize..(first + rounded(range.len_bytes) / GRANULE) as usize
+    }
+
+    fn paint(&mut self, range: DeviceRange, cell: Cell) {
+        for index in self.cells_of(range) {
+            self.cells[index] = cell;
+        }
+    }
+
+    fn count(&self, cell: Cell) -> u64 {
+        self.cells.iter().filter(|other| **other == cell).count() as u64 * GRANULE
+    }
+}
+
+impl Model {
+    fn new(world: &World) -> Self {
+        let topology = Topology::from_fn(3, |a, b| if a.0 + b.0 == 1 { Link::NvLink(4) } else { Link::Node });
+        let gpus: Vec<_> = (0u16..3)
+            .map(|gpu| GpuCapacity { id: GpuId(gpu), shards: world.gpu_shards[usize::from(gpu)] })
+            .collect();
+        let config = PoolConfig { shard_bytes: world.shard_bytes, gpus, topology: topology.clone() };
+        let mut pool = Pool::new(config).unwrap();
+        let mut slices = Vec::new();
+        let mut start = 1 << 32;
+        for (name, &(guarantee, limit, placement, home)) in world.slices.iter().enumerate() {
+            let limit_bytes = u64::from(limit) * world.shard_bytes;
+            let config = SliceConfig {
+                name: name.to_string(),
+                guarantee_bytes: u64::from(guarantee.min(limit)) * world.shard_bytes,
+                limit_bytes,
+                placement,
+                home: home.map(GpuId),
+            };
+            let regions = u64::from(limit) + world.spare_regions;
+            let range = DeviceRange { start: DeviceAddress(start), len_bytes: regions * world.shard_bytes };
+            if pool.admit(&config).is_err() {
+                assert!(pool.add_slice(config, range).is_err());
+                continue;
+            }
+            let id = pool.add_slice(config, range).unwrap();
+            slices.push(ModelSlice {
+                id,
+                start,
+                home: pool.usage(id).unwrap().home,
+                guarantee: guarantee.min(limit),
+                limit,
+                local: placement == Placement::Local,
+                cells: vec![Cell::Free; (range.len_bytes / GRANULE) as usize],
+                regions: vec![RegionState::Unbacked; regions as usize],
+                live: BTreeMap::new(),
+                grant: None,
+            });
+            start += (range.len_bytes).next_multiple_of(2 * MIB) + 2 * MIB;
+        }
+        let configured = world.gpu_shards.to_vec();
+        Self {
+            pool,
+            shard_bytes: world.shard_bytes,
+            topology,
+            capacity: configured.clone(),
+            configured,
+            slices,
+            freeings: Vec::new(),
+            plans: Vec::new(),
+        }
+    }
+
+    fn used(&self, gpu: GpuId) -> u32 {
+        let of_slice = |slice: &ModelSlice| {
+            slice.regions.iter().filter(|state| holder(**state) == Some(gpu)).count() as u32
+        };
+        self.slices.iter().map(of_slice).sum()
+    }
+
+    /// The GPUs the next `wanted` shards of a slice come from; fewer if there are not so many.
+    fn place(&self, index: usize, wanted: u32) -> Vec<GpuId> {
+        let slice = &self.slices[index];
+        let mut free: Vec<u32> =
+            (0..3).map(|gpu| self.capacity[gpu as usize] - self.used(GpuId(gpu))).collect();
+        let mut own_missing = slice.missing();
+        let others =
+            || self.slices.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, slice)| slice);
+        let kept_local = |gpu: u16| -> u32 {
+            others().filter(|other| other.local && other.home.0 == gpu).map(ModelSlice::missing).sum()
+        };
+        let kept_anywhere: u32 = others().filter(|other| !other.local).map(ModelSlice::missing).sum();
+        let mut chosen = Vec::new();
+        while (chosen.len() as u32) < wanted {
+            let candidates = (0u16..3).filter(|gpu| {
+                let at = free[usize::from(*gpu)];
+                at > kept_local(*gpu) && (!slice.local || slice.home.0 == *gpu)
+            });
+            let kept: u32 =
+                kept_anywhere + (0u16..3).map(|gpu| kept_local(gpu).min(free[usize::from(gpu)])).sum::<u32>();
+            if own_missing == 0 && free.iter().sum::<u32>() <= kept {
+                break;
+            }
+            // Nearest to home; then the one with most room; then the lowest.
+            let rank = |gpu: &u16| {
+                let room = free[usize::from(*gpu)] - kept_local(*gpu);
+                (self.topology.distance(slice.home, GpuId(*gpu)), Reverse(room), *gpu)
+            };
+            let Some(gpu) = candidates.min_by_key(rank) else { break };
+            free[usize::from(gpu)] -= 1;
+            own_missing = own_missing.saturating_sub(1);
+            chosen.push(GpuId(gpu));
+        }
+        chosen
+    }
+
+    fn unbacked_in(&self, slice: &ModelSlice, first: u64, len_bytes: u64) -> Vec<u32> {
+        let regions = (first / self.shard_bytes)..=((first + len_bytes - 1) / self.shard_bytes);
+        regions
+            .map(|region| region as u32)
+            .filter(|r| slice.regions[*r as usize] == RegionState::Unbacked)
+            .collect()
+    }
+
+    /// The fewest new shards an allocation needs, over all places it could go; `None` without any.
+    fn fewest_new_shards(&self, slice: &ModelSlice, len_bytes: u64, alignment: u64) -> Option<u32> {
+        let granules = (len_bytes / GRANULE) as usize;
+        let place = |first: usize| {
+            let cells = slice.cells.get(first..first + granules)?;
+            let offset = first as u64 * GRANULE;
+            let regions = (offset / self.shard_bytes)..=((offset + len_bytes - 1) / self.shard_bytes);
+            let usable = regions.clone().all(|region| {
+                matches!(slice.regions[region as usize], RegionState::Unbacked | RegionState::Backed(_))
+            });
+            let aligned = (slice.start + offset).is_multiple_of(alignment);
+            (aligned && usable && cells.iter().all(|cell| *cell == Cell::Free))
+                .then(|| self.unbacked_in(slice, offset, len_bytes).len() as u32)
+        };
+        (0..slice.cells.len()).filter_map(place).min()
+    }
+
+    /// Length of the run of free, backed granules around one.
+    fn free_run(&self, slice: &ModelSlice, at: usize) -> usize {
+        let usable = |index: &usize| {
+            let region = *index as u64 * GRANULE / self.shard_bytes;
+            slice.cells[*index] == Cell::Free
+                && matches!(slice.regions[region as usize], RegionState::Backed(_))
+        };
+        (0..at).rev().take_while(usable).count() + (at..slice.cells.len()).take_while(usable).count()
+    }
+
+    fn alloc(&mut self, index: usize, granules: u64, trim: u64, alignment_bytes: u64) {
+        let slice = &self.slices[index];
+        let request = AllocRequest { length_bytes: granules * GRANULE - trim, alignment_bytes };
+        let len_bytes = granules * GRANULE;
+        let fewest = self.fewest_new_shards(slice, len_bytes, alignment_bytes.max(256));
+        let held = slice.held();
+        let quarantined = slice.cells.contains(&Cell::Quarantined);
+        let busy = slice.grant.is_some();
+        let before: Vec<_> = self.slices.iter().map(|slice| self.pool.usage(slice.id)).collect();
+        match self.pool.plan_alloc(slice.id, request) {
+            Ok(grant) => {
+                assert!(!busy, "granted while a grant is pending");
+                self.accept(index, grant, request, fewest);
+            }
+            Err(error) => {
+                let after: Vec<_> = self.slices.iter().map(|slice| self.pool.usage(slice.id)).collect();
+                assert_eq!(before, after, "a refusal changed something");
+                let over_limit = len_bytes > u64::from(slice.limit) * self.shard_bytes;
+                let no_limit = over_limit || fewest.is_some_and(|fewest| held + fewest > slice.limit);
+                let no_room = fewest.is_none_or(|fewest| (self.place(index, fewest).len() as u32) < fewest);
+                let draining = |slice: &ModelSlice| {
+                    slice.regions.iter().any(|state| matches!(state, RegionState::Draining(_)))
+                };
+                match error {
+                    AllocError::Busy { .. } => assert!(busy),
+                    AllocError::OverLimit { .. } => {
+                        let live = slice.count(Cell::Live);
+                        let live_in_the_way = len_bytes + live > u64::from(slice.limit) * self.shard_bytes;
+                        assert!(
+                            over_limit
+                                || (no_limit && (!quarantined || live_in_the_way))
+                                || (live_in_the_way && fewest != Some(0))
+                        );
+                    }
+                    AllocError::OutOfMemory { .. } => assert!(no_room),
+                    AllocError::Fragmented { .. } => {
+                        assert!(fewest.is_none() && !quarantined && !draining(slice));
+                    }
+                    AllocError::QuarantinePending { .. } => {
+                        assert!(no_limit || no_room);
+                        let anywhere = self
+                            .slices
+                            .iter()
+                            .any(|slice| slice.cells.contains(&Cell::Quarantined) || draining(slice));
+                        assert!(anywhere, "waits for nothing");
+                    }
+                    other => panic!("unexpected {other}"),
+                }
+                assert!(busy || no_limit || no_room, "{error} though it fits");
+            }
+        }
+    }
+
+    fn accept(&mut self, index: usize, grant: Grant, request: AllocRequest, fewest: Option<u32>) {
+        let slice = &self.slices[index];
+        let range = grant.range();
+        assert_eq!(range.len_bytes, request.length_bytes);
+        assert!(range.start.0.is_multiple_of(request.alignment_bytes.max(256)), "misaligned");
+        let band = self.pool.band(slice.id).unwrap();
+        assert!(band.contains(&range), "outside the band");
+        let cells = slice.cells_of(range);
+        assert!(slice.cells[cells.clone()].iter().all(|cell| *cell == Cell::Free), "overlap");
+        let new = self.unbacked_in(slice, range.start.0 - slice.start, rounded(range.len_bytes));
+        assert_eq!(Some(new.len() as u32), fewest, "more shards than needed");
+        assert!(slice.held() + new.len() as u32 <= slice.limit, "over the limit");
+        let backings: Vec<_> = grant.backings().iter().map(|backing| backing.region.0).collect();
+        assert_eq!(backings, new);
+        let gpus: Vec<_> = grant.backings().iter().map(|backing| backing.gpu).collect();
+        assert_eq!(gpus, self.place(index, new.len() as u32));
+        if new.is_empty() && request.alignment_bytes <= 256 {
+            let run = self.free_run(slice, cells.start);
+            let shorter = (0..slice.cells.len())
+                .map(|at| (self.free_run(slice, at), slice.cells[at]))
+                .any(|(other, cell)| cell == Cell::Free && (cells.len()..run).contains(&other) && other > 0);
+            assert!(!shorter, "not the best fit");
+        }
+        let slice = &mut self.slices[index];
+        for backing in grant.backings() {
+            assert_eq!(backing.range.start.0, slice.start + u64::from(backing.region.0) * self.shard_bytes);
+            assert_eq!(backing.range.len_bytes, self.shard_bytes);
+            slice.regions[backing.region.0 as usize] = RegionState::Backing(backing.gpu);
+        }
+        slice.paint(range, Cell::Live);
+        slice.grant = Some(grant);
+    }
+
+    fn commit(&mut self, index: usize) {
+        let slice = &mut self.slices[index];
+        let Some(grant) = slice.grant.take() else { return };
+        for backing in grant.backings() {
+            let state = &mut slice.regions[backing.region.0 as usize];
+            if let RegionState::Backing(gpu) = *state {
+                *state = RegionState::Backed(gpu);
+            }
+        }
+        let range = self.pool.commit(grant).range;
+        slice.live.insert(range.start.0, range.len_bytes);
+        let last = DeviceAddress(range.start.0 + range.len_bytes - 1);
+        assert_eq!(self.pool.find(slice.id, range.start).map(|found| found.range), Some(range));
+        assert_eq!(self.pool.find(slice.id, last).map(|found| found.range), Some(range));
+        let covered: u64 = self.pool.extents(slice.id, range).map(|extent| extent.range.len_bytes).sum();
+        assert_eq!(covered, range.len_bytes, "an allocation without memory");
+    }
+
+    fn abort(&mut self, index: usize, refuse: bool) {
+        let slice = &mut self.slices[index];
+        let Some(grant) = slice.grant.take() else { return };
+        let refused = grant.backings().last().map(|backing| backing.gpu).filter(|_| refuse);
+        slice.paint(grant.range(), Cell::Free);
+        for backing in grant.backings() {
+            slice.regions[backing.region.0 as usize] = RegionState::Unbacked;
+        }
+        if let Some(gpu) = refused {
+            self.capacity[gpu.index()] = self.used(gpu);
+        }
+        let plan = self.pool.abort(grant, refused);
+        self.adopt(plan);
+    }
+
+    /// Takes a plan on: its regions drain.
+    fn adopt(&mut self, plan: Option<ReleasePlan>) {
+        let Some(plan) = plan else { return };
+        let slice = self.slices.iter_mut().find(|slice| slice.id == plan.slice()).unwrap();
+        for backing in plan.unback() {
+            let state = &mut slice.regions[backing.region.0 as usize];
+            assert_eq!(*state, RegionState::Backed(backing.gpu));
+            *state = RegionState::Draining(backing.gpu);
+        }
+        for backing in plan.forget() {
+            assert_eq!(slice.regions[backing.region.0 as usize], RegionState::Lost(backing.gpu));
+        }
+        self.plans.push(plan);
+    }
+
+    fn free(&mut self, index: usize, nth: usize) {
+        let slice = &mut self.slices[index];
+        if slice.live.is_empty() {
+            return;
+        }
+        let (&base, &len_bytes) = slice.live.iter().nth(nth % slice.live.len()).unwrap();
+        slice.live.remove(&base);
+        let freeing = self.pool.begin_free(slice.id, DeviceAddress(base)).unwrap();
+        assert_eq!(freeing.range(), DeviceRange { start: DeviceAddress(base), len_bytes });
+        slice.paint(freeing.range(), Cell::Quarantined);
+        assert_eq!(self.pool.find(slice.id, DeviceAddress(base)), None);
+        assert!(self.pool.begin_free(slice.id, DeviceAddress(base)).is_err());
+        self.freeings.push(freeing);
+    }
+
+    fn plan_release(&mut self, nth: usize) {
+        if self.freeings.is_empty() {
+            return;
+        }
+        let freeing = self.freeings.swap_remove(nth % self.freeings.len());
+        let (id, range) = (freeing.slice(), freeing.range());
+        let plan = self.pool.plan_release(freeing);
+        let slice = self.slices.iter().find(|slice| slice.id == id).unwrap();
+        // Each byte of the range is scrubbed, or goes with its region, or lies on a lost GPU.
+        for cell in slice.cells_of(range) {
+            let address = slice.start + cell as u64 * GRANULE;
+            let within = |range: &DeviceRange| {
+                (range.start.0..range.start.0 + rounded(range.len_bytes)).contains(&address)
+            };
+            let scrubbed = plan.scrub().iter().any(within);
+            let taken = plan.unback().iter().any(|backing| within(&backing.range));
+            let region = (address - slice.start) / self.shard_bytes;
+            let lost = matches!(slice.regions[region as usize], RegionState::Lost(_));
+            assert_eq!(
+                u32::from(scrubbed) + u32::from(taken) + u32::from(lost),
+                1,
+                "scrubbed twice or not at all"
+            );
+        }
+        let adjacent = |pair: &[DeviceRange]| pair[0].end().unwrap() >= pair[1].start;
+        assert!(!plan.scrub().windows(2).any(adjacent), "adjacent ranges not merged");
+        for backing in plan.unback() {
+            let cells = slice.cells_of(backing.range);
+            let others = cells.filter(|cell| !slice.cells_of(range).contains(cell));
+            assert!(others.into_iter().all(|cell| slice.cells[cell] == Cell::Free), "took used bytes away");
+        }
+        self.adopt(Some(plan));
+    }
+
+    fn finish_release(&mut self, nth: usize) {
+        if self.plans.is_empty() {
+            return;
+        }
+        let plan = self.plans.swap_remove(nth % self.plans.len());
+        let slice = self.slices.iter_mut().find(|slice| slice.id == plan.slice()).unwrap();
+        for Backing { region: RegionIndex(region), .. } in plan.unback().iter().chain(plan.forget()) {
+            slice.regions[*region as usize] = RegionState::Unbacked;
+        }
+        if let Some(range) = plan.range() {
+            slice.paint(range, Cell::Free);
+        }
+        let more = self.pool.finish_release(plan);
+        self.adopt(more);
+    }
+
+    fn lose(&mut self, gpu: GpuId) {
+        self.capacity[gpu.index()] = 0;
+        self.configured[gpu.index()] = 0;
+        let mut expected = Vec::new();
+        for slice in &mut self.slices {
+            for (index, state) in slice.regions.iter_mut().enumerate() {
+                if holder(*state) == Some(gpu) {
+                    *state = RegionState::Lost(gpu);
+                    expected.push((slice.id, index as u32));
+                }
+            }
+        }
+        let lost = self.pool.mark_lost(gpu);
+        let lost =
+            lost.iter().flat_map(|lost| lost.regions.iter().map(|region| (lost.slice, region.region.0)));
+        assert_eq!(lost.collect::<Vec<_>>(), expected);
+    }
+
+    fn step(&mut self, step: &Step) {
+        let slices = self.slices.len();
+        match *step {
+            Step::Alloc { slice, granules, trim, alignment_bytes } if slices > 0 => {
+                self.alloc(slice % slices, granules, trim, alignment_bytes);
+            }
+            Step::Commit { slice } if slices > 0 => self.commit(slice % slices),
+            Step::Abort { slice, refuse } if slices > 0 => self.abort(slice % slices, refuse),
+            Step::Free { slice, nth } if slices > 0 => self.free(slice % slices, nth),
+            Step::PlanRelease { nth } => self.plan_release(nth),
+            Step::FinishRelease { nth } => self.finish_release(nth),
+            Step::Lose { gpu } => self.lose(GpuId(gpu)),
+            Step::Restore { gpu } => {
+                self.capacity[usize::from(gpu)] = self.configured[usize::from(gpu)];
+                self.pool.restore_capacity(GpuId(gpu));
+            }
+            _ => {}
+        }
+        self.check();
+    }
+
+    /// The pool's figures are the model's.
+    fn check(&self) {
+        self.pool.verify().unwrap();
+        for gpu in self.pool.gpus() {
+            assert_eq!(gpu.used_shards, self.used(gpu.id));
+            assert_eq!(gpu.capacity_shards, self.capacity[gpu.id.index()]);
+        }
+        for slice in &self.slices {
+            let usage = self.pool.usage(slice.id).unwrap();
+            assert_eq!(usage.allocated_bytes, slice.count(Cell::Live));
+            assert_eq!(usage.quarantined_bytes, slice.count(Cell::Quarantined));
+            assert_eq!(usage.backed_bytes, u64::from(slice.held()) * self.shard_bytes);
+            assert_eq!(usage.allocations, slice.live.len() as u64);
+            assert_eq!(usage.gpus.iter().map(|gpu| gpu.bytes).sum::<u64>(), usage.backed_bytes);
+            let live: Vec<_> =
+                self.pool.allocations(slice.id).map(|a| (a.range.start.0, a.range.len_bytes)).collect();
+            assert!(live.into_iter().eq(slice.live.iter().map(|(&start, &len)| (start, len))));
+            for (index, state) in slice.regions.iter().enumerate() {
+                assert_eq!(self.pool.region(slice.id, RegionIndex(index as u32)), Some(*state));
+            }
+        }
+    }
+
+    /// Frees everything: everything is back.
+    fn wind_down(mut self) {
+        for index in 0..self.slices.len() {
+            self.abort(index, false);
+            while !self.slices[index].live.is_empty() {
+                self.free(index, 0);
+            }
+        }
+        while !self.freeings.is_empty() {
+            self.plan_release(0);
+        }
+        while !self.plans.is_empty() {
+            self.finish_release(0);
+        }
+        self.check();
+        for slice in &self.slices {
+            assert!(slice.regions.iter().all(|state| *state == RegionState::Unbacked), "a region stayed");
+            self.pool.remove_slice(slice.id).unwrap();
+        }
+        for gpu in self.pool.gpus() {
+            assert_eq!((gpu.used_shards, gpu.promised_shards), (0, 0));
+        }
+        self.pool.verify().unwrap();
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let slice = 0..3usize;
+    let alignment = prop_oneof![
+        6 => Just(0u64), 2 => Just(256), 1 => Just(MIB), 1 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(8 * MIB),
+    ];
+    let granules = prop_oneof![4 => 1..8u64, 3 => 8..24u64, 2 => 24..100u64, 1 => 100..400u64];
+    let alloc = (slice.clone(), granules, 0..256u64, alignment).prop_map(
+        |(slice, granules, trim, alignment_bytes)| Step::Alloc { slice, granules, trim, alignment_bytes },
+    );
+    let step = prop_oneof![
+        12 => alloc,
+        11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
+        2 => (slice.clone(), any::<bool>()).prop_map(|(slice, refuse)| Step::Abort { slice, refuse }),
+        7 => (slice, any::<usize>()).prop_map(|(slice, nth)| Step::Free { slice, nth }),
+        6 => any::<usize>().prop_map(|nth| Step::PlanRelease { nth }),
+        6 => any::<usize>().prop_map(|nth| Step::FinishRelease { nth }),
+        1 => (0..3u16).prop_map(|gpu| Step::Restore { gpu }),
+    ];
+    let loss = (0..3u16).prop_map(|gpu| Step::Lose { gpu });
+    prop::collection::vec(prop_oneof![150 => step, 1 => loss], 1..150)
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    let placement = prop_oneof![2 => Just(Placement::Spill), 1 => Just(Placement::Local)];
+    let slice = (0..5u32, 1..9u32, placement, prop::option::of(0..3u16));
+    let shards = prop_oneof![4 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(6 * MIB)];
+    (shards, prop::array::uniform3(1..7u32), prop::collection::vec(slice, 3), 0..9u64).prop_map(
+        |(shard_bytes, gpu_shards, slices, spare_regions)| World {
+            shard_bytes,
+            gpu_shards,
+            slices,
+            spare_regions,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::default())]
+
+    #[test]
+    fn pool_under_random_steps_agrees_with_the_model(world in worlds(), steps in steps()) {
+        let mut model = Model::new(&world);
+        model.check();
+        for step in &steps {
+            model.step(step);
+        }
+        model.wind_down();
+    }
+}

@@ -1,0 +1,63 @@
+//! Taking freed memory back.
+
+use std::sync::{Arc, Weak};
+
+use crossbeam_channel::Receiver;
+use tracing::error;
+use vram_pool::{Freeing, ReleasePlan, SliceId};
+use vram_transfer::Part;
+
+use crate::Residency;
+
+/// A freed allocation on its way to the release thread.
+pub(crate) struct Releasing(pub(crate) Freeing);
+
+/// The release thread: takes freed ranges back until nobody can free any more.
+pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Releasing>) {
+    for Releasing(freeing) in releases {
+        let Some(residency) = residency.upgrade() else { return };
+        let plan = residency.pool().plan_release(freeing);
+        residency.carry_out(plan);
+    }
+}
+
+impl Residency {
+    /// Scrubs and takes shards away as the plan says, then tells the pool, until nothing follows from it.
+    pub(crate) fn carry_out(self: &Self, plan: ReleasePlan) {
+        let mut next = Some(plan);
+        while let Some(plan) = next {
+            let parts = self.scrub_parts(&plan);
+            if !parts.is_empty()
+                && let Err(error) = self.engine.scrub(parts, Vec::new())
+            {
+                // Memory that cannot be cleared must not be given out again: it stays quarantined for good.
+                error!(%error, "freed memory could not be scrubbed and is kept out of use");
+                return;
+            }
+            for backing in plan.unback().iter().chain(plan.forget()) {
+                self.unback(backing);
+            }
+            next = self.pool().finish_release(plan);
+            self.released.notify_all();
+        }
+    }
+
+    fn scrub_parts(&self, plan: &ReleasePlan) -> Vec<Part> {
+        let slice: SliceId = plan.slice();
+        plan.scrub().iter().flat_map(|range| self.parts(slice, *range)).collect()
+    }
+
+    /// Blocks until everything freed so far is back, for tests and orderly shutdown: returns false if the time is up.
+    pub fn wait_released(self: &Arc<Self>, slice: SliceId, timeout: std::time::Duration) -> bool {
+        let deadline = std::time::Instant::now().checked_add(timeout);
+        let mut pool = self.pool();
+        while pool.usage(slice).is_some_and(|usage| usage.quarantined_bytes > 0) {
+            let left = deadline.map_or(timeout, |at| at.saturating_duration_since(std::time::Instant::now()));
+            if left.is_zero() {
+                return false;
+            }
+            pool = self.released.wait_timeout(pool, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        true
+    }
+}

@@ -1,0 +1,49 @@
+//! What the guest is told of errors below.
+
+use vram_gpu::GpuError;
+use vram_pool::AllocError;
+use vram_protocol::Status;
+use vram_residency::AllocateError;
+use vram_transfer::TransferError;
+
+/// The status of a failed allocation.
+pub(crate) fn allocate_status(error: &AllocateError) -> Status {
+    match error {
+        AllocateError::Pool(error) => match error {
+            AllocError::BadLength { .. } => Status::BadLength,
+            AllocError::BadAlignment { .. } => Status::BadAlignment,
+            AllocError::OverLimit { .. } => Status::OverLimit,
+            AllocError::OutOfMemory { .. }
+            | AllocError::Fragmented { .. }
+            | AllocError::QuarantinePending { .. } => Status::OutOfMemory,
+            AllocError::NoSuchSlice { .. } | AllocError::Busy { .. } => Status::Internal,
+        },
+        AllocateError::Gpu(error) => gpu_status(error),
+        AllocateError::Scrub(error) => transfer_status(error),
+        AllocateError::ReleaseStuck { .. } => Status::OutOfMemory,
+    }
+}
+
+/// The status of a failed transfer.
+pub(crate) fn transfer_status(error: &TransferError) -> Status {
+    match error {
+        TransferError::Cancelled => Status::Cancelled,
+        TransferError::Mismatch => Status::Internal,
+        TransferError::HostMemoryLost => Status::TransferFailed,
+        TransferError::Gpu(error) => gpu_status(error),
+    }
+}
+
+fn gpu_status(error: &GpuError) -> Status {
+    match error {
+        GpuError::DeviceLost { .. } => Status::DeviceLost,
+        GpuError::OutOfMemory { .. } => Status::OutOfMemory,
+        GpuError::OutOfAddressSpace { .. }
+        | GpuError::NoSuchGpu { .. }
+        | GpuError::BadHandle { .. }
+        | GpuError::BadRange { .. }
+        | GpuError::CopyFailed { .. }
+        | GpuError::Driver { .. }
+        | GpuError::Unavailable { .. } => Status::TransferFailed,
+    }
+}

@@ -1,0 +1,150 @@
+//! One transfer.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vram_gpu::{DeviceRange, GpuError, GpuId, Pattern};
+use vram_guest_memory::SpanList;
+
+/// A piece of device memory that lies in one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where.
+    pub range: DeviceRange,
+    /// On which GPU.
+    pub gpu: GpuId,
+}
+
+/// What keeps device memory from being taken away while a job touches it.
+pub type Lease = Arc<dyn Any + Send + Sync>;
+
+/// What to move. Parts are in address order and adjacent; lengths on both sides are the same.
+#[derive(Debug)]
+pub enum Work {
+    /// Host to device.
+    Write {
+        /// Where to.
+        to: Vec<Part>,
+        /// Where from.
+        from: SpanList,
+    },
+    /// Device to host.
+    Read {
+        /// Where from.
+        from: Vec<Part>,
+        /// Where to.
+        to: SpanList,
+    },
+    /// Device to device.
+    Copy {
+        /// Where to.
+        to: Vec<Part>,
+        /// Where from.
+        from: Vec<Part>,
+    },
+    /// A pattern to the device.
+    Fill {
+        /// Where to.
+        to: Vec<Part>,
+        /// What.
+        pattern: Pattern,
+    },
+    /// Nothing: done when everything before it on its stream is.
+    Barrier,
+}
+
+/// Why a job did not do all it should.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The job was cancelled before it began.
+    #[error("The transfer was cancelled before it began")]
+    Cancelled,
+    /// The two sides of the job differ in length: a bug of the caller.
+    #[error("The transfer's two sides do not fit each other")]
+    Mismatch,
+    /// The host memory was lost under us.
+    #[error("Guest memory vanished under the transfer")]
+    HostMemoryLost,
+    /// A GPU failed.
+    #[error("A GPU failed the transfer")]
+    Gpu(#[from] GpuError),
+}
+
+/// How a job ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Bytes from the start that surely arrived.
+    pub moved_bytes: u64,
+    /// Whether that is all.
+    pub result: Result<(), TransferError>,
+}
+
+/// Called exactly once, on a thread of the engine or on the submitting one; must not block.
+pub type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+/// A transfer to be made.
+pub struct Job {
+    /// What to move.
+    pub work: Work,
+    /// Held until the job is done.
+    pub leases: Vec<Lease>,
+    /// Told how it ended.
+    pub done: Done,
+}
+
+/// A job under way on one or more lanes.
+pub(crate) struct Running {
+    total_bytes: u64,
+    lanes_left: AtomicUsize,
+    first_failure: Mutex<Option<(u64, TransferError)>>,
+    end: Mutex<Option<End>>,
+}
+
+/// What happens when the last lane is through.
+struct End {
+    leases: Vec<Lease>,
+    done: Done,
+    then: Box<dyn FnOnce() + Send>,
+}
+
+impl Running {
+    /// A job on `lanes` lanes; `then` runs after `done`.
+    pub(crate) fn new(
+        total_bytes: u64,
+        lanes: usize,
+        leases: Vec<Lease>,
+        done: Done,
+        then: Box<dyn FnOnce() + Send>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            total_bytes,
+            lanes_left: AtomicUsize::new(lanes),
+            first_failure: Mutex::new(None),
+            end: Mutex::new(Some(End { leases, done, then })),
+        })
+    }
+
+    /// One lane is through; on failure nothing from byte `at` on is sure.
+    pub(crate) fn lane_done(&self, at: u64, result: Result<(), TransferError>) {
+        if let Err(error) = result {
+            let mut first = self.first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            if first.as_ref().is_none_or(|(offset, _)| at < *offset) {
+                *first = Some((at, error));
+            }
+        }
+        if self.lanes_left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let Some(end) = self.end.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let failure = self.first_failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let outcome = match failure {
+            None => Outcome { moved_bytes: self.total_bytes, result: Ok(()) },
+            Some((at, error)) => Outcome { moved_bytes: at, result: Err(error) },
+        };
+        // The memory is let go before the answer, so that who hears the answer finds it free.
+        drop(end.leases);
+        (end.done)(outcome);
+        (end.then)();
+    }
+}

@@ -1,0 +1,234 @@
+//! From a job's work to steps on lanes. Pure.
+
+use vram_gpu::{DeviceAddress, DeviceRange, GpuId, HostSpan, Pattern};
+use vram_guest_memory::SpanList;
+
+use crate::{Part, TransferError, Work};
+
+/// A direction of traffic; with a GPU, a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Direction {
+    /// Host to device.
+    In,
+    /// Device to host.
+    Out,
+    /// Within and between devices.
+    Peer,
+}
+
+/// The name of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct LaneId {
+    pub(crate) gpu: GpuId,
+    pub(crate) direction: Direction,
+}
+
+/// One call to the backend.
+#[derive(Debug)]
+pub(crate) enum Step {
+    In { to: DeviceAddress, from: HostSpan },
+    Out { to: HostSpan, from: DeviceAddress },
+    Copy { to: DeviceAddress, from: DeviceAddress, len_bytes: u64 },
+    Fill { range: DeviceRange, pattern: Pattern },
+}
+
+/// The steps of one job on one lane, in order.
+#[derive(Debug)]
+pub(crate) struct LanePlan {
+    pub(crate) lane: LaneId,
+    /// Offset in the job of the first byte this lane moves.
+    pub(crate) first_offset: u64,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// A planned job.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) total_bytes: u64,
+    pub(crate) lanes: Vec<LanePlan>,
+}
+
+impl Plan {
+    pub(crate) fn of(work: Work) -> Result<Self, TransferError> {
+        let mut plan = Self::default();
+        match work {
+            Work::Write { to, from } => plan.host(&to, &from, Direction::In)?,
+            Work::Read { from, to } => plan.host(&from, &to, Direction::Out)?,
+            Work::Copy { to, from } => plan.copy(&to, &from)?,
+            Work::Fill { to, pattern } => {
+                for part in to {
+                    let step = Step::Fill { range: part.range, pattern };
+                    plan.push(part.gpu, Direction::Peer, part.range.len_bytes, step);
+                }
+            }
+            Work::Barrier => {}
+        }
+        Ok(plan)
+    }
+
+    fn push(&mut self, gpu: GpuId, direction: Direction, len_bytes: u64, step: Step) {
+        let lane = LaneId { gpu, direction };
+        match self.lanes.iter_mut().find(|plan| plan.lane == lane) {
+            Some(plan) => plan.steps.push(step),
+            None => self.lanes.push(LanePlan { lane, first_offset: self.total_bytes, steps: vec![step] }),
+        }
+        self.total_bytes = self.total_bytes.saturating_add(len_bytes);
+    }
+
+    fn host(&mut self, parts: &[Part], spans: &SpanList, direction: Direction) -> Result<(), TransferError> {
+        if bytes_of(parts) != spans.len_bytes() {
+            return Err(TransferError::Mismatch);
+        }
+        for part in parts {
+            let piece = spans.slice(self.total_bytes, part.range.len_bytes).ok_or(TransferError::Mismatch)?;
+            let mut address = part.range.start;
+            for span in piece.spans() {
+                let len_bytes = span.len_bytes() as u64;
+                let step = match direction {
+                    Direction::In => Step::In { to: address, from: span.clone() },
+                    _ => Step::Out { to: span.clone(), from: address },
+                };
+                self.push(part.gpu, direction, len_bytes, step);
+                address = address.checked_add(len_bytes).ok_or(TransferError::Mismatch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts both sides at each other's shard edges. The lane is that of the GPU that is read: a GPU pushes faster
+    /// than it pulls.
+    fn copy(&mut self, to: &[Part], from: &[Part]) -> Result<(), TransferError> {
+        if bytes_of(to) != bytes_of(from) {
+            return Err(TransferError::Mismatch);
+        }
+        let mut sources = from.iter().copied();
+        let mut source = sources.next();
+        for target in to {
+            let mut left = target.range;
+            while left.len_bytes > 0 {
+                let Some(part) = source.as_mut() else { return Err(TransferError::Mismatch) };
+                let len_bytes = left.len_bytes.min(part.range.len_bytes);
+                let step = Step::Copy { to: left.start, from: part.range.start, len_bytes };
+                self.push(part.gpu, Direction::Peer, len_bytes, step);
+                left = after(left, len_bytes).ok_or(TransferError::Mismatch)?;
+                part.range = after(part.range, len_bytes).ok_or(TransferError::Mismatch)?;
+                if part.range.len_bytes == 0 {
+                    source = sources.next();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(parts: &[Part]) -> u64 {
+    parts.iter().fold(0, |sum, part| part.range.len_bytes.saturating_add(sum))
+}
+
+fn after(range: DeviceRange, len_bytes: u64) -> Option<DeviceRange> {
+    Some(DeviceRange {
+        start: range.start.checked_add(len_bytes)?,
+        len_bytes: range.len_bytes.checked_sub(len_bytes)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vram_guest_memory::HostBuffer;
+
+    use super::*;
+
+    fn parts(start: u64, lens: &[u64], gpus: u16) -> Vec<Part> {
+        let mut at = start;
+        lens.iter()
+            .enumerate()
+            .map(|(i, len)| {
+                let range = DeviceRange { start: DeviceAddress(at), len_bytes: *len };
+                at += len;
+                Part { range, gpu: GpuId(i as u16 % gpus) }
+            })
+            .collect()
+    }
+
+    /// Cuts `total` at the given places.
+    fn cut(total: u64, cuts: &[u64]) -> Vec<u64> {
+        let mut edges: Vec<u64> = cuts.iter().map(|cut| cut % total).filter(|cut| *cut > 0).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        edges.push(total);
+        let mut at = 0;
+        edges.iter().map(|edge| edge - std::mem::replace(&mut at, *edge)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn copy_any_cuts_moves_every_byte_once_to_its_place(
+            total in 1u64..5000,
+            to_cuts in prop::collection::vec(any::<u64>(), 0..6),
+            from_cuts in prop::collection::vec(any::<u64>(), 0..6),
+        ) {
+            let to = parts(100_000, &cut(total, &to_cuts), 3);
+            let from = parts(500_000, &cut(total, &from_cuts), 3);
+            let plan = Plan::of(Work::Copy { to: to.clone(), from: from.clone() }).unwrap();
+            prop_assert_eq!(plan.total_bytes, total);
+            let mut seen = vec![false; total as usize];
+            for lane in &plan.lanes {
+                for step in &lane.steps {
+                    let Step::Copy { to: t, from: f, len_bytes } = step else { panic!("not a copy") };
+                    prop_assert_eq!(t.0 - 100_000, f.0 - 500_000);
+                    let whole = DeviceRange { start: *f, len_bytes: *len_bytes };
+                    let part = from.iter().find(|part| part.range.contains(&whole)).unwrap();
+                    prop_assert_eq!(part.gpu, lane.lane.gpu);
+                    let target = DeviceRange { start: *t, len_bytes: *len_bytes };
+                    prop_assert!(to.iter().any(|part| part.range.contains(&target)));
+                    for i in 0..*len_bytes {
+                        prop_assert!(!std::mem::replace(&mut seen[(t.0 - 100_000 + i) as usize], true));
+                    }
+                }
+            }
+            prop_assert!(seen.into_iter().all(|byte| byte));
+        }
+
+        #[test]
+        fn write_any_cuts_pairs_every_span_byte_with_its_address(
+            total in 1u64..5000,
+            to_cuts in prop::collection::vec(any::<u64>(), 0..6),
+            span_cuts in prop::collection::vec(any::<u64>(), 0..6),
+        ) {
+            // Spans are laid out backwards in the buffer, so that none merges with the next.
+            let buffer = HostBuffer::new(8192).unwrap();
+            let whole = buffer.span();
+            let mut list = SpanList::new();
+            let mut expected = Vec::new();
+            let mut end = 8192usize;
+            for len in cut(total, &span_cuts) {
+                end -= len as usize;
+                list.push(whole.part(end, len as usize).unwrap());
+                expected.extend(end..end + len as usize);
+            }
+            let base = whole.as_ptr() as usize;
+            let plan = Plan::of(Work::Write { to: parts(0, &cut(total, &to_cuts), 4), from: list }).unwrap();
+            let mut count = 0;
+            for lane in &plan.lanes {
+                for step in &lane.steps {
+                    let Step::In { to, from } = step else { panic!("not a write") };
+                    for i in 0..from.len_bytes() {
+                        prop_assert_eq!(expected[to.0 as usize + i], from.as_ptr() as usize - base + i);
+                        count += 1;
+                    }
+                }
+            }
+            prop_assert_eq!(count, total);
+        }
+    }
+
+    #[test]
+    fn host_length_mismatch_is_refused() {
+        let buffer = HostBuffer::new(4096).unwrap();
+        let mut list = SpanList::new();
+        list.push(buffer.span());
+        let work = Work::Write { to: parts(0, &[4095], 1), from: list };
+        assert!(matches!(Plan::of(work), Err(TransferError::Mismatch)));
+    }
+}

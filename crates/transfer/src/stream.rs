@@ -1,0 +1,171 @@
+//! Streams: what orders jobs.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::engine::Engine;
+use crate::job::Running;
+use crate::plan::{LaneId, Plan};
+use crate::{Done, Job, Lease, Outcome, TransferError};
+
+/// A lane of jobs that begin and end in order. Different streams run at the same time.
+///
+/// Cloning gives another handle to the same stream.
+#[derive(Clone)]
+pub struct Stream {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Arc<Engine>,
+    state: Mutex<State>,
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Planned jobs that have not begun.
+    waiting: VecDeque<Planned>,
+    running: usize,
+    /// The lane all running jobs are on, if there is one such.
+    running_lane: Option<LaneId>,
+    closed: bool,
+}
+
+struct Planned {
+    plan: Result<Plan, TransferError>,
+    leases: Vec<Lease>,
+    done: Done,
+}
+
+/// What waiting for a stream's end came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseWait {
+    /// Nothing is under way any more.
+    Idle,
+    /// Something still is, after all that time.
+    StillRunning,
+}
+
+impl Stream {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { shared: Arc::new(Shared { engine, state: Mutex::default(), idle: Condvar::new() }) }
+    }
+
+    /// Adds a job at the end. On a closed stream it is cancelled at once.
+    pub fn submit(&self, job: Job) {
+        let Job { work, leases, done } = job;
+        let planned = Planned { plan: Plan::of(work), leases, done };
+        let mut state = self.shared.lock();
+        if state.closed {
+            drop(state);
+            planned.cancel();
+            return;
+        }
+        state.waiting.push_back(planned);
+        Shared::dispatch(&self.shared, state);
+    }
+
+    /// Cancels what has not begun; nothing begins any more. What is under way goes on.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        let cancelled: Vec<_> = state.waiting.drain(..).collect();
+        drop(state);
+        for planned in cancelled {
+            planned.cancel();
+        }
+    }
+
+    /// Blocks until nothing is under way, or the time is up.
+    pub fn wait_idle(&self, timeout: Duration) -> CloseWait {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.shared.lock();
+        while state.running > 0 || !state.waiting.is_empty() {
+            let left = deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return CloseWait::StillRunning;
+            }
+            state = self.shared.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        CloseWait::Idle
+    }
+
+    /// Whether nothing is waiting or under way.
+    pub fn is_idle(&self) -> bool {
+        let state = self.shared.lock();
+        state.running == 0 && state.waiting.is_empty()
+    }
+}
+
+impl Planned {
+    fn cancel(self) {
+        drop(self.leases);
+        (self.done)(Outcome { moved_bytes: 0, result: Err(TransferError::Cancelled) });
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins every job that may begin. The stream's lock is held while a job is handed to its lanes, so that one
+    /// thread at a time decides what comes next; it is not held while `done` runs.
+    fn dispatch<'a>(shared: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
+        while let Some(next) = state.waiting.front() {
+            let lane = match &next.plan {
+                Ok(plan) => match plan.lanes.as_slice() {
+                    [only] => Some(only.lane),
+                    _ => None,
+                },
+                Err(_) => None,
+            };
+            // The lane's own order is enough between jobs of the same lane; else wait for all before.
+            if state.running > 0 && (lane.is_none() || lane != state.running_lane) {
+                return;
+            }
+            let Some(planned) = state.waiting.pop_front() else { return };
+            let issuable = planned.plan.and_then(|plan| {
+                let total_bytes = plan.total_bytes;
+                let lanes = plan.lanes.into_iter().map(|lane| Ok((shared.engine.lane(&lane)?, lane)));
+                Ok((total_bytes, lanes.collect::<Result<Vec<_>, TransferError>>()?))
+            });
+            match issuable {
+                Ok((total_bytes, lanes)) if !lanes.is_empty() => {
+                    state.running = state.running.saturating_add(1);
+                    state.running_lane = lane;
+                    let again = Arc::clone(shared);
+                    let then = Box::new(move || Self::ended(&again));
+                    let running =
+                        Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
+                    for (lane, lane_plan) in lanes {
+                        lane.issue(lane_plan, &running);
+                    }
+                }
+                // Nothing to move, or no sense in it: over at once. Counted as running meanwhile, so that what the
+                // callback submits, or another thread does, stays behind it.
+                nothing => {
+                    let result = nothing.map(|_| ());
+                    state.running = state.running.saturating_add(1);
+                    state.running_lane = None;
+                    drop(state);
+                    drop(planned.leases);
+                    (planned.done)(Outcome { moved_bytes: 0, result });
+                    state = shared.lock();
+                    state.running = state.running.saturating_sub(1);
+                }
+            }
+        }
+        if state.running == 0 {
+            shared.idle.notify_all();
+        }
+    }
+
+    fn ended(shared: &Arc<Self>) {
+        let mut state = shared.lock();
+        state.running = state.running.saturating_sub(1);
+        Self::dispatch(shared, state);
+    }
+}

@@ -1,0 +1,47 @@
+//! What can go wrong with a slice's socket.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Something listens there already.
+    #[error("{path} is already served by another process")]
+    InUse {
+        /// Where.
+        path: PathBuf,
+    },
+    /// There is something else.
+    #[error("{path} exists and is not a socket; remove it or choose another path")]
+    NotASocket {
+        /// Where.
+        path: PathBuf,
+    },
+    /// It cannot be made.
+    #[error("The socket {path} cannot be made")]
+    Bind {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Its thread cannot be started.
+    #[error("The thread that serves {path} cannot be started")]
+    Thread {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: vram_sandbox::SpawnError,
+    },
+}
+
+/// A message whose contents no frontend may send.
+#[derive(Debug, thiserror::Error)]
+#[error("The frontend sent a {what} that is not valid")]
+pub(crate) struct MessageError {
+    /// What is wrong.
+    pub(crate) what: &'static str,
+}

@@ -1,0 +1,79 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use vram_control_api::DEFAULT_CONTROL_SOCKET;
+
+/// Shows and explains what vramd serves.
+#[derive(Debug, Parser)]
+#[command(name = "vramctl", version)]
+pub(crate) struct Args {
+    /// Socket of the daemon's operator API
+    #[arg(long, global = true, env = "VRAM_CONTROL", value_name = "PATH", default_value = DEFAULT_CONTROL_SOCKET)]
+    pub(crate) control: PathBuf,
+
+    /// How to show the result
+    #[arg(short, long, global = true, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Output,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How a result is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// Aligned columns, for people
+    Table,
+    /// The JSON of the operator API, for programs
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// GPUs of the pool
+    #[command(subcommand)]
+    Gpu(GpuCommand),
+    /// Slices of the pool
+    #[command(subcommand)]
+    Slice(SliceCommand),
+    /// What is running, and on what
+    Daemon,
+    /// Versions of vramctl and of the daemon, if it runs
+    Version,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GpuCommand {
+    /// All GPUs
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SliceCommand {
+    /// All slices
+    List,
+    /// One slice with all there is to know
+    Show {
+        /// Name of the slice
+        name: String,
+    },
+    /// The options that attach a slice to a virtual machine
+    Attach {
+        /// Name of the slice
+        name: String,
+        /// The program that runs the virtual machine
+        #[arg(long)]
+        vmm: Vmm,
+    },
+}
+
+/// A program that runs virtual machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Vmm {
+    /// QEMU 10.2 or newer
+    Qemu,
+    /// Cloud Hypervisor 52 or newer
+    CloudHypervisor,
+}

@@ -1,0 +1,143 @@
+//! The configuration file.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+use vram_control_api::ByteSize;
+
+use super::slice::SliceSettings;
+use super::{ConfigError, Origin, Problem, Setting};
+use crate::args::{GpuBackend, LogLevel};
+
+/// Longer lines are cut in errors.
+const MAX_QUOTED_CHARS: usize = 80;
+
+/// What a file says, with where it says it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ConfigFile {
+    pub(super) gpu: Option<Setting<GpuBackend>>,
+    pub(super) shard: Option<Setting<ByteSize>>,
+    pub(super) socket_dir: Option<Setting<PathBuf>>,
+    pub(super) control: Option<Setting<PathBuf>>,
+    pub(super) virtio_id: Option<Setting<i64>>,
+    pub(super) log_level: Option<LogLevel>,
+    pub(super) slices: Vec<SliceSettings>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    gpu: Option<Spanned<RawGpu>>,
+    shard: Option<Spanned<ByteSize>>,
+    socket_dir: Option<Spanned<PathBuf>>,
+    control: Option<Spanned<PathBuf>>,
+    virtio_id: Option<Spanned<i64>>,
+    log_level: Option<LogLevel>,
+    #[serde(default)]
+    slice: Vec<RawSlice>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawGpu {
+    backend: RawBackend,
+    spec: Option<Spanned<String>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RawBackend {
+    Sim,
+    Cuda,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSlice {
+    name: Spanned<String>,
+    limit: Spanned<ByteSize>,
+    guarantee: Option<Spanned<ByteSize>>,
+    queues: Option<Spanned<i64>>,
+    home: Option<Spanned<i64>>,
+    socket: Option<Spanned<PathBuf>>,
+}
+
+/// Turns positions of the parser into lines.
+struct Lines<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Lines<'_> {
+    fn origin(&self, at: usize) -> Origin {
+        let before = self.text.as_bytes().iter().take(at);
+        Origin::File { path: self.path.to_owned(), line: before.filter(|byte| **byte == b'\n').count() + 1 }
+    }
+
+    fn quote(&self, at: usize) -> String {
+        let start =
+            self.text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1);
+        let line = self.text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+        line.trim().chars().filter(|c| !c.is_control()).take(MAX_QUOTED_CHARS).collect()
+    }
+
+    fn setting<T>(&self, spanned: Spanned<T>) -> Setting<T> {
+        let origin = self.origin(spanned.span().start);
+        Setting::new(spanned.into_inner(), origin)
+    }
+
+    fn slice(&self, raw: RawSlice) -> SliceSettings {
+        SliceSettings {
+            name: self.setting(raw.name),
+            limit: self.setting(raw.limit),
+            guarantee: raw.guarantee.map(|value| self.setting(value)),
+            queues: raw.queues.map(|value| self.setting(value)),
+            home: raw.home.map(|value| self.setting(value)),
+            socket: raw.socket.map(|value| self.setting(value)),
+        }
+    }
+
+    fn gpu(&self, raw: Spanned<RawGpu>) -> Result<Setting<GpuBackend>, ConfigError> {
+        let raw = self.setting(raw);
+        match (raw.value.backend, &raw.value.spec) {
+            (RawBackend::Cuda, None) => Ok(raw.map(|_| GpuBackend::Cuda)),
+            (RawBackend::Cuda, Some(spec)) => Err(ConfigError::Invalid {
+                origin: self.origin(spec.span().start),
+                problem: Problem::SpecUnexpected,
+            }),
+            (RawBackend::Sim, Some(spec)) if !spec.as_ref().trim().is_empty() => {
+                let backend = GpuBackend::Sim(spec.as_ref().clone());
+                Ok(raw.map(|_| backend))
+            }
+            (RawBackend::Sim, _) => Err(raw.refuse(Problem::SpecMissing)),
+        }
+    }
+
+    fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
+        let Range { start, .. } = error.span().unwrap_or_default();
+        ConfigError::Parse {
+            origin: self.origin(start),
+            problem: error.message().replace('\n', ", "),
+            line_text: self.quote(start),
+        }
+    }
+}
+
+impl ConfigFile {
+    /// Reads the text of a file; the path is for messages.
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let lines = Lines { path, text };
+        let raw: RawFile = toml::from_str(text).map_err(|error| lines.parse_error(&error))?;
+        Ok(Self {
+            gpu: raw.gpu.map(|gpu| lines.gpu(gpu)).transpose()?,
+            shard: raw.shard.map(|value| lines.setting(value)),
+            socket_dir: raw.socket_dir.map(|value| lines.setting(value)),
+            control: raw.control.map(|value| lines.setting(value)),
+            virtio_id: raw.virtio_id.map(|value| lines.setting(value)),
+            log_level: raw.log_level,
+            slices: raw.slice.into_iter().map(|slice| lines.slice(slice)).collect(),
+        })
+    }
+}

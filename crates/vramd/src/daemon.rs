@@ -1,0 +1,166 @@
+//! The daemon: what is started in which order, and what holds on to what.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use tracing::{info, warn};
+use vram_control_api::ByteSize;
+use vram_gpu::{Backend, GpuId};
+use vram_gpu_sim::{SimBackend, SimConfig};
+use vram_pool::Placement;
+use vram_residency::{MemoryConfig, Residency};
+use vram_session::{Counters, Session, SessionConfig};
+use vram_transport_vhost_user::{SliceSocket, SocketConfig};
+
+use crate::args::GpuBackend;
+use crate::config::{Config, SliceConfig};
+use crate::state::{DaemonState, ServedSlice};
+
+/// Memory of each real GPU that stays out of the pool: contexts, page tables and the driver's own buffers.
+const CUDA_RESERVE_BYTES: u64 = 512 << 20;
+
+/// Permissions of the slices' sockets: their owner and group, which an operator gives to the VMM.
+const SOCKET_MODE: u32 = 0o660;
+
+/// A running daemon. Dropping it disconnects every frontend and gives everything back.
+pub struct Daemon {
+    state: Arc<DaemonState>,
+}
+
+impl Daemon {
+    /// Opens the GPUs a configuration names and starts on them.
+    pub fn start(config: &Config) -> Result<Self> {
+        let backend = open_backend(config)?;
+        Self::start_on(config, backend)
+    }
+
+    /// Starts on GPUs that are open already: pool, slices, sockets. When this returns, frontends can connect.
+    pub fn start_on(config: &Config, backend: Arc<dyn Backend>) -> Result<Self> {
+        vram_guest_memory::sigbus::install().context("The SIGBUS handler cannot be installed")?;
+        let identity = backend.identity();
+        if identity.simulated {
+            warn!(
+                backend = identity.backend,
+                gpus = backend.devices().len(),
+                "THE GPUS ARE SIMULATED: memory is host memory, copies are made by the CPU, nothing here is a GPU"
+            );
+        } else {
+            info!(backend = identity.backend, version = %identity.version, gpus = backend.devices().len(), "GPUs open");
+        }
+        let reserve_bytes = if identity.simulated { 0 } else { CUDA_RESERVE_BYTES };
+        let memory = MemoryConfig { shard_bytes: config.shard.bytes(), reserve_bytes };
+        let residency = Residency::new(Arc::clone(&backend), memory).context("The GPUs' memory cannot be pooled")?;
+        let boot_epoch = boot_epoch();
+        fs::create_dir_all(&config.socket_dir)
+            .with_context(|| format!("The socket folder {} cannot be made", config.socket_dir.display()))?;
+        let mut slices = Vec::new();
+        for slice in &config.slices {
+            slices.push(serve_slice(slice, config.virtio_id, &residency, boot_epoch)?);
+        }
+        if slices.is_empty() {
+            warn!("no slice is configured: nothing is served; add --slice NAME=SIZE or [[slice]]");
+        }
+        let state = DaemonState { residency, slices, boot_epoch, started: Instant::now() };
+        Ok(Self { state: Arc::new(state) })
+    }
+
+    /// What operators may see.
+    pub fn state(&self) -> &Arc<DaemonState> {
+        &self.state
+    }
+}
+
+/// Checks what only the backend understands of the choice of GPUs, so that it is refused as a wrong command line is.
+pub fn check_gpu_choice(config: &Config) -> Result<()> {
+    if let GpuBackend::Sim(spec) = &config.gpu {
+        SimConfig::parse(spec).with_context(|| format!("The GPUs sim:{spec} are not valid"))?;
+    }
+    Ok(())
+}
+
+/// Opens the GPUs a configuration names; never others in their place.
+pub fn open_backend(config: &Config) -> Result<Arc<dyn Backend>> {
+    Ok(match &config.gpu {
+        GpuBackend::Sim(spec) => {
+            if config.gpu_is_default {
+                warn!(spec, "no GPUs were chosen (--gpu): simulating some");
+            }
+            let sim = SimConfig::parse(spec).with_context(|| format!("--gpu sim:{spec} is not valid"))?;
+            Arc::new(SimBackend::new(sim).context("The simulated GPUs cannot be made")?)
+        }
+        GpuBackend::Cuda => anyhow::bail!("TEMPORARY: not wired yet"),
+    })
+}
+
+fn serve_slice(
+    slice: &SliceConfig,
+    virtio_id: u16,
+    residency: &Arc<Residency>,
+    boot_epoch: u64,
+) -> Result<ServedSlice> {
+    let id = residency
+        .add_slice(vram_pool::SliceConfig {
+            name: slice.name.clone(),
+            guarantee_bytes: slice.guarantee.bytes(),
+            limit_bytes: slice.limit.bytes(),
+            placement: Placement::default(),
+            home: slice.home.map(GpuId),
+        })
+        .with_context(|| {
+            let free = ByteSize(free_bytes(residency));
+            format!("Slice {} of {} does not fit: {free} of the pool are not promised yet", slice.name, slice.limit)
+        })?;
+    let counters = Arc::new(Counters::default());
+    let session = SessionConfig {
+        slice: id,
+        slice_name: slice.name.clone(),
+        boot_epoch,
+        residency: Arc::clone(residency),
+        counters: Arc::clone(&counters),
+    };
+    if let Some(parent) = slice.socket.parent() {
+        fs::create_dir_all(parent)
+            .with_context(|| format!("The socket folder {} cannot be made", parent.display()))?;
+    }
+    let current = Arc::default();
+    let remember: Arc<std::sync::Mutex<std::sync::Weak<Session>>> = Arc::clone(&current);
+    let sessions = Box::new(move || {
+        let made = Session::new(session.clone());
+        *remember.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::downgrade(&made);
+        made
+    });
+    let socket = SliceSocket::listen(SocketConfig {
+        name: slice.name.clone(),
+        path: slice.socket.clone(),
+        mode: SOCKET_MODE,
+        request_queues: slice.request_queues,
+        sessions,
+    })
+    .with_context(|| format!("Slice {} cannot be served", slice.name))?;
+    info!(slice = %slice.name, socket = %slice.socket.display(), limit = %slice.limit, "slice ready");
+    Ok(ServedSlice {
+        id,
+        name: slice.name.clone(),
+        virtio_id,
+        request_queues: slice.request_queues,
+        socket,
+        counters,
+        session: current,
+    })
+}
+
+/// Bytes no slice is promised.
+fn free_bytes(residency: &Residency) -> u64 {
+    let pool = residency.pool();
+    let gpus = pool.gpus();
+    let shards = gpus.iter().map(|gpu| u64::from(gpu.capacity_shards.saturating_sub(gpu.promised_shards)));
+    shards.sum::<u64>().saturating_mul(pool.shard_bytes())
+}
+
+/// A number no earlier start of the daemon had: nanoseconds since 1970, never zero.
+fn boot_epoch() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,7 @@
+//! The vram daemon: its command line, its configuration, and what it is put together from.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod config;
+pub mod daemon;
+pub mod state;

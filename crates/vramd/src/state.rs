@@ -1,0 +1,138 @@
+//! What the daemon shows to operators.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use vram_control_api::v1;
+use vram_control_server::ControlState;
+use vram_gpu::DeviceInfo;
+use vram_pool::SliceId;
+use vram_residency::Residency;
+use vram_session::{Counters, Session};
+use vram_transport_vhost_user::{SliceSocket, SocketState};
+
+/// Everything a running daemon holds.
+pub struct DaemonState {
+    pub(crate) residency: Arc<Residency>,
+    pub(crate) slices: Vec<ServedSlice>,
+    pub(crate) boot_epoch: u64,
+    pub(crate) started: Instant,
+}
+
+/// A slice and its socket.
+pub(crate) struct ServedSlice {
+    pub(crate) id: SliceId,
+    pub(crate) name: String,
+    pub(crate) virtio_id: u16,
+    pub(crate) request_queues: u16,
+    pub(crate) socket: SliceSocket,
+    pub(crate) counters: Arc<Counters>,
+    /// The session of the frontend that is connected, if one is.
+    pub(crate) session: Arc<Mutex<Weak<Session>>>,
+}
+
+impl ServedSlice {
+    fn state(&self) -> v1::SliceState {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        match (self.socket.state(), session) {
+            (SocketState::Waiting, _) => v1::SliceState::WaitingForFrontend,
+            (SocketState::Connected, Some(session)) if session.is_ready() => v1::SliceState::InUse,
+            (SocketState::Connected, _) => v1::SliceState::Connected,
+        }
+    }
+}
+
+impl DaemonState {
+    /// The memory of the GPUs.
+    pub fn residency(&self) -> &Arc<Residency> {
+        &self.residency
+    }
+
+    fn show(&self, slice: &ServedSlice) -> Option<v1::Slice> {
+        let usage = self.residency.pool().usage(slice.id)?;
+        let totals = slice.counters.totals();
+        Some(v1::Slice {
+            name: slice.name.clone(),
+            state: slice.state(),
+            guarantee_bytes: usage.guarantee_bytes,
+            limit_bytes: usage.limit_bytes,
+            placement: v1::Placement::Spill,
+            home_gpu: Some(usage.home.0),
+            allocated_bytes: usage.allocated_bytes,
+            backed_bytes: usage.backed_bytes,
+            quarantined_bytes: usage.quarantined_bytes,
+            backed_by_gpu: usage
+                .gpus
+                .iter()
+                .map(|on| v1::BackedOnGpu { gpu: on.gpu.0, backed_bytes: on.bytes })
+                .collect(),
+            allocations: usage.allocations,
+            contexts: totals.contexts,
+            socket: slice.socket.path().display().to_string(),
+            virtio_id: slice.virtio_id,
+            request_queues: slice.request_queues,
+            counters: v1::SliceCounters {
+                requests: totals.requests,
+                errors: totals.refused,
+                in_bytes: totals.written_bytes,
+                out_bytes: totals.read_bytes,
+                copied_bytes: totals.copied_bytes,
+            },
+        })
+    }
+
+    fn show_gpu(&self, device: &DeviceInfo) -> v1::Gpu {
+        let pool = self.residency.pool();
+        let shard_bytes = pool.shard_bytes();
+        let usage = pool.gpus().into_iter().find(|gpu| gpu.id == device.id);
+        drop(pool);
+        let bytes = |shards: Option<u32>| u64::from(shards.unwrap_or(0)).saturating_mul(shard_bytes);
+        v1::Gpu {
+            index: device.id.0,
+            name: device.name.clone(),
+            uuid: uuid_text(&device.uuid),
+            total_bytes: device.total_bytes,
+            pool_bytes: bytes(usage.as_ref().map(|gpu| gpu.capacity_shards)),
+            used_bytes: bytes(usage.as_ref().map(|gpu| gpu.used_shards)),
+            promised_bytes: bytes(usage.as_ref().map(|gpu| gpu.promised_shards)),
+            pci: device.pci.map(|pci| pci.to_string()),
+            numa_node: device.numa_node,
+            state: if usage.is_some_and(|gpu| gpu.lost) { v1::GpuState::Lost } else { v1::GpuState::Ready },
+        }
+    }
+}
+
+impl ControlState for DaemonState {
+    fn daemon(&self) -> v1::Daemon {
+        let identity = self.residency.backend().identity();
+        v1::Daemon {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            backend: identity.backend.to_owned(),
+            simulated: identity.simulated,
+            backend_version: identity.version.clone(),
+            boot_epoch: self.boot_epoch,
+            uptime_seconds: self.started.elapsed().as_secs(),
+        }
+    }
+
+    fn gpus(&self) -> Vec<v1::Gpu> {
+        self.residency.backend().devices().iter().map(|device| self.show_gpu(device)).collect()
+    }
+
+    fn slices(&self) -> Vec<v1::Slice> {
+        let mut slices: Vec<_> = self.slices.iter().filter_map(|slice| self.show(slice)).collect();
+        slices.sort_by(|a, b| a.name.cmp(&b.name));
+        slices
+    }
+
+    fn slice(&self, name: &str) -> Option<v1::Slice> {
+        self.slices.iter().find(|slice| slice.name == name).and_then(|slice| self.show(slice))
+    }
+}
+
+/// `GPU-` and the identity in the usual groups, as the vendor's tools print it.
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let group = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    format!("GPU-{}-{}-{}-{}-{}", group(0, 8), group(8, 12), group(12, 16), group(16, 20), group(20, 32))
+}

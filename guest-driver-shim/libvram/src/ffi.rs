@@ -1,0 +1,631 @@
+//! The C ABI, as `include/vram.h` documents it.
+//!
+//! Each function checks its pointers for NULL, turns them into borrows for the time of the call, runs the Rust function
+//! and returns 0 or a negative errno. A panic ends at [`guarded`] as -ENOTRECOVERABLE and never unwinds into C.
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::ffi::OsStrExt,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use crate::{Device, DeviceAddress, Error, Extent, Gpu, Info, Pattern, StreamId, Tier, Version, error, uapi};
+
+/// `VRAM_ALL_STREAMS`
+const ALL_STREAMS: u32 = u32::MAX;
+
+/// `struct vram_version`
+#[repr(C)]
+struct CVersion {
+    ioctl_version: u32,
+    abi_major: u16,
+    abi_minor: u16,
+    boot_epoch: u64,
+    band_base: u64,
+    band_bytes: u64,
+    max_transfer_bytes: u64,
+    request_queues: u32,
+    interrupt_vectors: u32,
+}
+
+impl From<Version> for CVersion {
+    fn from(version: Version) -> Self {
+        Self {
+            ioctl_version: version.ioctl_version,
+            abi_major: version.abi.0,
+            abi_minor: version.abi.1,
+            boot_epoch: version.boot_epoch,
+            band_base: version.band_base.0,
+            band_bytes: version.band_bytes,
+            max_transfer_bytes: version.max_transfer_bytes,
+            request_queues: version.request_queues,
+            interrupt_vectors: version.interrupt_vectors,
+        }
+    }
+}
+
+/// `struct vram_info`
+#[repr(C)]
+struct CInfo {
+    limit_bytes: u64,
+    guarantee_bytes: u64,
+    allocated_bytes: u64,
+    backed_bytes: u64,
+    shard_bytes: u64,
+    allocations: u32,
+    contexts: u32,
+    simulated: u32,
+    gpu_count: u32,
+    slice_name: [u8; 33],
+    reserved: [u8; 7],
+}
+
+impl From<&Info> for CInfo {
+    fn from(info: &Info) -> Self {
+        Self {
+            limit_bytes: info.limit_bytes,
+            guarantee_bytes: info.guarantee_bytes,
+            allocated_bytes: info.allocated_bytes,
+            backed_bytes: info.backed_bytes,
+            shard_bytes: info.shard_bytes,
+            allocations: info.allocations,
+            contexts: info.contexts,
+            simulated: info.simulated.into(),
+            gpu_count: count(info.gpus.len()),
+            slice_name: c_name(&info.slice_name),
+            reserved: [0; 7],
+        }
+    }
+}
+
+/// `struct vram_gpu`
+#[repr(C)]
+struct CGpu {
+    index: u32,
+    home: u32,
+    slice_bytes: u64,
+    total_bytes: u64,
+    name: [u8; 33],
+    reserved: [u8; 7],
+}
+
+impl From<&Gpu> for CGpu {
+    fn from(gpu: &Gpu) -> Self {
+        Self {
+            index: gpu.index,
+            home: gpu.home.into(),
+            slice_bytes: gpu.slice_bytes,
+            total_bytes: gpu.total_bytes,
+            name: c_name(&gpu.name),
+            reserved: [0; 7],
+        }
+    }
+}
+
+/// `struct vram_placement`
+#[repr(C)]
+struct CPlacement {
+    base: u64,
+    length: u64,
+    extent_total: u32,
+    reserved: u32,
+}
+
+/// `struct vram_extent`
+#[repr(C)]
+struct CExtent {
+    address: u64,
+    length: u64,
+    gpu: u32,
+    tier: u32,
+}
+
+impl From<&Extent> for CExtent {
+    fn from(extent: &Extent) -> Self {
+        let tier = match extent.tier {
+            Tier::Gpu => uapi::TIER_GPU,
+            Tier::Lost => uapi::TIER_LOST,
+            Tier::Other(number) => number,
+        };
+        Self { address: extent.address.0, length: extent.len_bytes, gpu: extent.gpu, tier }
+    }
+}
+
+/// A name with a NUL behind it; what does not fit is cut off.
+fn c_name(name: &str) -> [u8; 33] {
+    let mut bytes = [0; 33];
+    for (to, from) in bytes.iter_mut().take(32).zip(name.bytes()) {
+        *to = from;
+    }
+    bytes
+}
+
+fn count(entries: usize) -> u32 {
+    u32::try_from(entries).unwrap_or(u32::MAX)
+}
+
+/// A negative errno.
+struct Failure(c_int);
+
+const BAD_POINTER: Failure = Failure(libc::EFAULT);
+const INVALID: Failure = Failure(libc::EINVAL);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(error.errno())
+    }
+}
+
+/// Runs the body of a C function. Nothing unwinds out of it.
+fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    // A device is unchanged by a panic in between: it is a descriptor and has no state of its own.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(Failure(errno))) => errno.saturating_neg(),
+        Err(_) => -libc::ENOTRECOVERABLE,
+    }
+}
+
+/// # Safety
+/// `device` is NULL or from `vram_open` and not closed, and stays so for `'a`.
+unsafe fn device<'a>(device: *const Device) -> Result<&'a Device, Failure> {
+    // SAFETY: as_ref wants NULL or a valid pointer; vram.h asks callers to pass what vram_open returned. Shared
+    // borrows from several threads are fine: Device is Sync.
+    unsafe { device.as_ref() }.ok_or(BAD_POINTER)
+}
+
+/// # Safety
+/// `place` is NULL or valid for writing a `T`.
+unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Failure> {
+    if place.is_null() {
+        return Err(BAD_POINTER);
+    }
+    // SAFETY: write wants an aligned, writable place; vram.h asks callers for a pointer to that type. It need not be
+    // initialised, and nothing there has a destructor.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Writes as many of `values` as there is room for.
+///
+/// # Safety
+/// `places` is valid for writing `capacity` values, or `capacity` is 0.
+unsafe fn put_all<T>(places: *mut T, capacity: u32, values: impl Iterator<Item = T>) {
+    for (index, value) in values.take(capacity as usize).enumerate() {
+        // SAFETY: `index` is below `capacity`, so this is a place of the caller's array, which vram.h asks to be as
+        // long as the capacity says.
+        unsafe { places.add(index).write(value) };
+    }
+}
+
+/// Reports how far a transfer got, to a caller who wants to know.
+///
+/// # Safety
+/// `moved` is NULL or valid for writing.
+unsafe fn report(moved: *mut u64, len_bytes: u64, result: Result<(), Error>) -> Result<(), Failure> {
+    let moved_bytes = match &result {
+        Ok(()) => len_bytes,
+        Err(error) => error.attempt().map_or(0, |attempt| attempt.moved_bytes),
+    };
+    if !moved.is_null() {
+        // SAFETY: not NULL, and the caller vouches for the rest.
+        unsafe { moved.write(moved_bytes) };
+    }
+    Ok(result?)
+}
+
+/// # Safety
+/// See `vram.h`: `path` is NULL or a string, `out` writable.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_open(path: *const c_char, out: *mut *mut Device) -> c_int {
+    guarded(|| {
+        if out.is_null() {
+            return Err(BAD_POINTER);
+        }
+        let opened = if path.is_null() {
+            Device::open_default()?
+        } else {
+            // SAFETY: from_ptr wants a NUL-terminated string that does not change; vram.h asks callers for one, and it
+            // is used only during the call.
+            let path = unsafe { CStr::from_ptr(path) };
+            Device::open(OsStr::from_bytes(path.to_bytes()))?
+        };
+        let handle = Box::into_raw(Box::new(opened));
+        // SAFETY: `out` is not NULL and vram.h asks for a writable pointer.
+        unsafe { put(out, handle) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`: `handle` is NULL or from `vram_open`, not closed before and not in use by another thread.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_close(handle: *mut Device) -> c_int {
+    guarded(|| {
+        if !handle.is_null() {
+            // SAFETY: from_raw wants what into_raw gave, once; vram_open got it there, and vram.h forbids closing twice.
+            drop(unsafe { Box::from_raw(handle) });
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_fd(handle: *const Device) -> c_int {
+    let mut fd = 0;
+    let result = guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        fd = unsafe { device(handle) }?.as_fd().as_raw_fd();
+        Ok(())
+    });
+    if result == 0 { fd } else { result }
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_version(handle: *const Device, version: *mut CVersion) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let device = unsafe { device(handle) }?;
+        // SAFETY: vram.h asks for a writable structure.
+        unsafe { put(version, device.version()?.into()) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_info(
+    handle: *const Device,
+    info: *mut CInfo,
+    gpus: *mut CGpu,
+    gpu_capacity: u32,
+) -> c_int {
+    guarded(|| {
+        if info.is_null() || (gpus.is_null() && gpu_capacity > 0) {
+            return Err(BAD_POINTER);
+        }
+        // SAFETY: vram.h asks for an open handle.
+        let found = unsafe { device(handle) }?.info()?;
+        // SAFETY: vram.h asks for a writable structure.
+        unsafe { put(info, CInfo::from(&found)) }?;
+        // SAFETY: vram.h asks for room for `gpu_capacity` entries.
+        unsafe { put_all(gpus, gpu_capacity, found.gpus.iter().map(CGpu::from)) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_alloc(
+    handle: *const Device,
+    length: u64,
+    alignment: u64,
+    address: *mut u64,
+) -> c_int {
+    guarded(|| {
+        if address.is_null() {
+            return Err(BAD_POINTER);
+        }
+        // SAFETY: vram.h asks for an open handle.
+        let got = unsafe { device(handle) }?.allocate_raw(length, alignment)?;
+        // SAFETY: not NULL, and vram.h asks for a writable pointer.
+        unsafe { put(address, got.0) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_free(handle: *const Device, address: u64) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        Ok(unsafe { device(handle) }?.free(DeviceAddress(address))?)
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_query(
+    handle: *const Device,
+    address: u64,
+    placement: *mut CPlacement,
+    extents: *mut CExtent,
+    extent_capacity: u32,
+) -> c_int {
+    guarded(|| {
+        if placement.is_null() || (extents.is_null() && extent_capacity > 0) {
+            return Err(BAD_POINTER);
+        }
+        // SAFETY: vram.h asks for an open handle.
+        let found = unsafe { device(handle) }?.query(DeviceAddress(address))?;
+        let head = CPlacement {
+            base: found.base.0,
+            length: found.len_bytes,
+            extent_total: count(found.extents.len()),
+            reserved: 0,
+        };
+        // SAFETY: vram.h asks for a writable structure.
+        unsafe { put(placement, head) }?;
+        // SAFETY: vram.h asks for room for `extent_capacity` entries.
+        unsafe { put_all(extents, extent_capacity, found.extents.iter().map(CExtent::from)) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_write(
+    handle: *const Device,
+    stream: u32,
+    address: u64,
+    source: *const c_void,
+    length: usize,
+    moved: *mut u64,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let device = unsafe { device(handle) }?;
+        check_buffer(source, length)?;
+        let bytes = if length == 0 {
+            &[]
+        } else {
+            // SAFETY: from_raw_parts wants a non-NULL pointer to at most isize::MAX readable bytes, both checked as
+            // far as they can be; vram.h asks that nobody changes them during the call.
+            unsafe { std::slice::from_raw_parts(source.cast::<u8>(), length) }
+        };
+        let result = device.stream(StreamId(stream)).write(DeviceAddress(address), bytes);
+        // SAFETY: vram.h asks for NULL or a writable pointer.
+        unsafe { report(moved, length as u64, result) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_read(
+    handle: *const Device,
+    stream: u32,
+    address: u64,
+    destination: *mut c_void,
+    length: usize,
+    moved: *mut u64,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let device = unsafe { device(handle) }?;
+        check_buffer(destination, length)?;
+        let bytes = if length == 0 {
+            &mut []
+        } else {
+            // SAFETY: from_raw_parts_mut wants a non-NULL pointer to at most isize::MAX writable bytes, both checked as
+            // far as they can be; vram.h asks that nobody else uses them during the call. Their values are not read.
+            unsafe { std::slice::from_raw_parts_mut(destination.cast::<u8>(), length) }
+        };
+        let result = device.stream(StreamId(stream)).read(DeviceAddress(address), bytes);
+        // SAFETY: vram.h asks for NULL or a writable pointer.
+        unsafe { report(moved, length as u64, result) }
+    })
+}
+
+fn check_buffer(buffer: *const c_void, length: usize) -> Result<(), Failure> {
+    if buffer.is_null() && length > 0 {
+        return Err(BAD_POINTER);
+    }
+    if isize::try_from(length).is_err() {
+        return Err(INVALID);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_copy(
+    handle: *const Device,
+    stream: u32,
+    destination: u64,
+    source: u64,
+    length: u64,
+    moved: *mut u64,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let stream = unsafe { device(handle) }?.stream(StreamId(stream));
+        let result = stream.copy(DeviceAddress(destination), DeviceAddress(source), length);
+        // SAFETY: vram.h asks for NULL or a writable pointer.
+        unsafe { report(moved, length, result) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_fill(
+    handle: *const Device,
+    stream: u32,
+    address: u64,
+    length: u64,
+    pattern: u32,
+    width: u32,
+    moved: *mut u64,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let stream = unsafe { device(handle) }?.stream(StreamId(stream));
+        let pattern = match width {
+            1 => u8::try_from(pattern).ok().map(Pattern::U8),
+            2 => u16::try_from(pattern).ok().map(Pattern::U16),
+            4 => Some(Pattern::U32(pattern)),
+            _ => None,
+        };
+        let result = stream.fill(DeviceAddress(address), length, pattern.ok_or(INVALID)?);
+        // SAFETY: vram.h asks for NULL or a writable pointer.
+        unsafe { report(moved, length, result) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_fence(handle: *const Device, stream: u32) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let device = unsafe { device(handle) }?;
+        match stream {
+            ALL_STREAMS => device.fence_all()?,
+            number => device.stream(StreamId(number)).fence()?,
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn vram_strerror(error: c_int) -> *const c_char {
+    error::describe(error.saturating_abs()).as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{mem::offset_of, ptr, sync::Arc};
+
+    use super::*;
+    use crate::{
+        layout::{Expectations, expect_struct},
+        model::Model,
+    };
+
+    #[test]
+    fn structures_against_the_c_header_agree() {
+        let mut all = Expectations::default();
+        expect_struct!(
+            all,
+            "vram_version",
+            CVersion,
+            [
+                ioctl_version,
+                abi_major,
+                abi_minor,
+                boot_epoch,
+                band_base,
+                band_bytes,
+                max_transfer_bytes,
+                request_queues,
+                interrupt_vectors
+            ]
+        );
+        expect_struct!(
+            all,
+            "vram_info",
+            CInfo,
+            [
+                limit_bytes,
+                guarantee_bytes,
+                allocated_bytes,
+                backed_bytes,
+                shard_bytes,
+                allocations,
+                contexts,
+                simulated,
+                gpu_count,
+                slice_name,
+                reserved
+            ]
+        );
+        expect_struct!(all, "vram_gpu", CGpu, [index, home, slice_bytes, total_bytes, name, reserved]);
+        expect_struct!(all, "vram_placement", CPlacement, [base, length, extent_total, reserved]);
+        expect_struct!(all, "vram_extent", CExtent, [address, length, gpu, tier]);
+        all.value("VRAM_ALL_STREAMS", ALL_STREAMS);
+        all.value("VRAM_TIER_GPU", uapi::TIER_GPU);
+        all.value("VRAM_TIER_LOST", uapi::TIER_LOST);
+        all.check("vram.h");
+    }
+
+    fn model(model: Model) -> *mut Device {
+        Box::into_raw(Box::new(Device::with_driver(Arc::new(model)).unwrap()))
+    }
+
+    #[test]
+    fn transfers_through_the_c_abi_move_bytes_and_count_them() {
+        let device = model(Model::default());
+        let (mut address, mut moved) = (0, 0);
+        let mut back = [0u8; 5];
+
+        // SAFETY: `device` is an open handle until the close at the end, and all places are local and large enough.
+        unsafe {
+            assert_eq!(vram_alloc(device, 4096, 0, &mut address), 0);
+            assert_eq!(vram_fill(device, 0, address, 4096, 0x2e, 1, &mut moved), 0);
+            assert_eq!(moved, 4096);
+            assert_eq!(vram_write(device, 1, address, b"hey".as_ptr().cast(), 3, &mut moved), 0);
+            assert_eq!(moved, 3);
+            assert_eq!(vram_copy(device, 2, address + 100, address, 5, ptr::null_mut()), 0);
+            assert_eq!(vram_read(device, 3, address + 100, back.as_mut_ptr().cast(), 5, &mut moved), 0);
+            assert_eq!(vram_fence(device, ALL_STREAMS), 0);
+            assert_eq!(vram_free(device, address), 0);
+            assert_eq!(vram_free(device, address), -libc::ENXIO);
+            assert_eq!(vram_close(device), 0);
+        }
+
+        assert_eq!(&back, b"hey..");
+    }
+
+    #[test]
+    fn arguments_that_are_null_or_not_valid_are_refused() {
+        let device = model(Model::default());
+
+        // SAFETY: `device` is an open handle until the close at the end; NULL is what is tested.
+        unsafe {
+            assert_eq!(vram_open(c"/dev/null".as_ptr(), ptr::null_mut()), -libc::EFAULT);
+            assert_eq!(vram_alloc(ptr::null(), 1, 0, &mut 0), -libc::EFAULT);
+            assert_eq!(vram_alloc(device, 1, 0, ptr::null_mut()), -libc::EFAULT);
+            assert_eq!(vram_write(device, 0, 0, ptr::null(), 1, ptr::null_mut()), -libc::EFAULT);
+            assert_eq!(vram_write(device, 0, 0, ptr::null(), 0, ptr::null_mut()), 0);
+            assert_eq!(
+                vram_read(device, 0, 0, ptr::dangling_mut(), usize::MAX, ptr::null_mut()),
+                -libc::EINVAL
+            );
+            assert_eq!(vram_info(device, ptr::null_mut(), ptr::null_mut(), 0), -libc::EFAULT);
+            assert_eq!(vram_query(device, 0, ptr::null_mut(), ptr::null_mut(), 0), -libc::EFAULT);
+            let mut head = CPlacement { base: 0, length: 0, extent_total: 0, reserved: 0 };
+            assert_eq!(vram_query(device, 0, &mut head, ptr::null_mut(), 1), -libc::EFAULT);
+            assert_eq!(vram_query(device, 0, &mut head, ptr::null_mut(), 0), -libc::ENXIO);
+            assert_eq!(vram_fill(device, 0, 0, 4, 1, 3, ptr::null_mut()), -libc::EINVAL);
+            assert_eq!(vram_fill(device, 0, 0, 4, 256, 1, ptr::null_mut()), -libc::EINVAL);
+            assert_eq!(vram_fd(ptr::null()), -libc::EFAULT);
+            assert_eq!(vram_close(device), 0);
+            assert_eq!(vram_close(ptr::null_mut()), 0);
+        }
+    }
+
+    #[test]
+    fn query_with_less_room_than_extents_fills_what_there_is() {
+        let device = model(Model { extent_bytes: 256, ..Model::default() });
+        let mut address = 0;
+        let mut placement = CPlacement { base: 0, length: 0, extent_total: 0, reserved: 1 };
+        let mut extents = [const { CExtent { address: 0, length: 0, gpu: 9, tier: 9 } }; 3];
+
+        // SAFETY: `device` is open until the close; `extents` has room for one entry more than is said.
+        unsafe {
+            assert_eq!(vram_alloc(device, 1024, 0, &mut address), 0);
+            assert_eq!(vram_query(device, address, &mut placement, extents.as_mut_ptr(), 2), 0);
+            assert_eq!(vram_close(device), 0);
+        }
+
+        assert_eq!((placement.base, placement.length, placement.extent_total), (address, 1024, 4));
+        assert_eq!((extents[1].gpu, extents[1].tier), (1, 0));
+        assert_eq!(extents[2].gpu, 9);
+    }
+
+    #[test]
+    fn panic_inside_is_contained() {
+        assert_eq!(guarded(|| panic!("on purpose")), -libc::ENOTRECOVERABLE);
+    }
+}
