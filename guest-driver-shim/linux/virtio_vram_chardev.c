@@ -25,7 +25,7 @@
  */
 struct vram_file {
 	struct vram_device *vram;
-	struct mutex lock;
+	struct mutex lock;	/* opening of @context */
 	struct vram_context context;
 	struct vram_message *close;
 	struct work_struct close_work;
@@ -122,6 +122,7 @@ static int vram_file_context(struct vram_file *file)
 {
 	int err;
 
+	/* Pairs with vram_context_open(): then the generation is there too. */
 	if (!smp_load_acquire(&file->context.number)) {
 		err = vram_file_open_context(file);
 		if (err)
@@ -195,7 +196,10 @@ static int vram_ioctl_do_info(struct vram_file *file, void __user *user)
 		return -EFAULT;
 	if (args.reserved0 || args.reserved[0] || args.reserved[1])
 		return -EINVAL;
-	/* Needs no context, but a file that lost its memory is told. */
+	/*
+	 * Needs no context, but a file that lost its memory is told; pairs with
+	 * vram_context_open().
+	 */
 	err = smp_load_acquire(&file->context.number) ?
 		vram_file_context(file) : vram_device_wait_ready(file->vram);
 	if (err)

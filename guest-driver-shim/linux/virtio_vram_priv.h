@@ -78,7 +78,7 @@ enum vram_state {
 struct vram_queue {
 	struct vram_device *vram;
 	struct virtqueue *vq;
-	spinlock_t lock;
+	spinlock_t lock;	/* the ring and what follows */
 	struct list_head pending;
 	wait_queue_head_t room;
 	unsigned int reaped;
@@ -179,7 +179,7 @@ struct vram_device {
 	int id;
 	char name[16];
 
-	spinlock_t state_lock;
+	spinlock_t state_lock;	/* up to @hello */
 	enum vram_state state;
 	u32 generation;
 	u64 boot_epoch;

@@ -116,8 +116,10 @@ static int vram_job_pin(struct vram_job *job)
 	int pinned = pin_user_pages_fast(job->user & PAGE_MASK, count, flags,
 					 job->pages);
 
+	if (pinned == -EINTR || pinned == -ERESTARTSYS)
+		return -EINTR;
 	if (pinned <= 0)
-		return pinned ? pinned : -EFAULT;
+		return pinned == -ENOMEM ? -ENOMEM : -EFAULT;
 	job->first_page = 0;
 	job->page_count = pinned;
 	return 0;

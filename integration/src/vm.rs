@@ -89,7 +89,7 @@ impl VmBuilder {
             files: Vec::new(),
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
-            boot_timeout: Duration::from_secs(30),
+            boot_timeout: Duration::from_secs(60),
         }
     }
 

@@ -109,14 +109,14 @@ fn reboot_and_reset_bring_the_agent_back_in_the_same_qemu() {
     vm.run_ok("touch /gone", 10 * SECONDS).unwrap();
 
     let begun = Instant::now();
-    vm.reboot(20 * SECONDS).unwrap();
+    vm.reboot(60 * SECONDS).unwrap();
     println!("rebooted in {:.1} s", begun.elapsed().as_secs_f64());
     let second = vm.run_ok(boot_id, 10 * SECONDS).unwrap();
     assert_ne!(first, second);
     assert_eq!(vm.run("test -e /gone", 10 * SECONDS).unwrap().status, 1);
 
     let caught = vm.spawn("sleep 4321").unwrap();
-    vm.reset(20 * SECONDS).unwrap();
+    vm.reset(60 * SECONDS).unwrap();
     let error = format!("{:#}", vm.wait(&caught, 10 * SECONDS).unwrap_err());
     assert!(error.contains("reset while the command ran"), "{error}");
     assert_ne!(second, vm.run_ok(boot_id, 10 * SECONDS).unwrap());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vram_gpu::{
     Backend, DeviceAddress, DeviceInfo, DeviceRange, EventHandle, FreshMemory, GpuError, GpuId, GpuSet,
-    HostSpan, Identity, MemoryInfo, Pattern, Pinning, RegistrationHandle, Resolved, ShardHandle,
+    HostSpan, Identity, Mapping, MemoryInfo, Pattern, Pinning, RegistrationHandle, Resolved, ShardHandle,
     StreamHandle, Topology,
 };
 
@@ -158,6 +158,27 @@ impl SimBackend {
         self.register(HostBytes::Raw(RawBytes { start, len }))
     }
 
+    /// How a run of bytes of this process lies relative to registered memory.
+    pub fn pinning(&self, start: *const u8, len: usize) -> Pinning {
+        lock(&self.registrations).pinning(start.addr(), len)
+    }
+
+    /// What lies behind a device range.
+    pub fn resolve(&self, range: DeviceRange) -> Result<Resolved, GpuError> {
+        self.space.resolve(range)
+    }
+
+    /// The whole shards that make up a device range.
+    pub fn mappings(&self, range: DeviceRange) -> Result<Vec<Mapping>, GpuError> {
+        self.space.whole(range)
+    }
+
+    /// `import_shard` for a caller that does not know what the descriptor is of: the memory file says.
+    pub fn import_any(&self, fd: BorrowedFd<'_>) -> Result<ShardHandle, GpuError> {
+        let file = MemoryFile::open(fd).map_err(|error| not_imported(error.to_string()))?;
+        self.import(file)
+    }
+
     /// The registration that starts at an address of this process.
     pub fn registration_at(&self, start: *const u8) -> Option<RegistrationHandle> {
         lock(&self.registrations).handle_at(start.addr()).map(RegistrationHandle)
@@ -197,6 +218,14 @@ impl SimBackend {
         stream.enqueue(work, self.faults.number_copy(stream.gpu))
     }
 
+    fn import(&self, file: MemoryFile) -> Result<ShardHandle, GpuError> {
+        let (gpu, len_bytes, raw) = (file.gpu, file.len_bytes, next_handle());
+        self.check_gpu(gpu)?;
+        self.faults.check_alive(gpu)?;
+        self.shards.import(file, raw)?;
+        Ok(ShardHandle { gpu, len_bytes, raw })
+    }
+
     fn register(&self, bytes: HostBytes) -> Result<RegistrationHandle, GpuError> {
         let handle = next_handle();
         lock(&self.registrations).insert(bytes, handle)?;
@@ -205,7 +234,7 @@ impl SimBackend {
 
     /// Host memory is registered as a whole or not at all, as CUDA wants it.
     fn check_host(&self, bytes: &HostBytes) -> Result<(), GpuError> {
-        match lock(&self.registrations).pinning(bytes) {
+        match self.pinning(bytes.as_ptr(), bytes.len()) {
             Pinning::Registered | Pinning::Pageable => Ok(()),
             Pinning::Mixed => Err(GpuError::Driver {
                 call: "copy",
@@ -319,14 +348,11 @@ impl Backend for SimBackend {
         self.check_gpu(gpu)?;
         self.check_shard_len(len_bytes)?;
         self.faults.check_alive(gpu)?;
-        let refused = |reason: String| GpuError::Driver { call: "import_shard", reason };
-        let file = MemoryFile::open(fd).map_err(|error| refused(error.to_string()))?;
+        let file = MemoryFile::open(fd).map_err(|error| not_imported(error.to_string()))?;
         if file.gpu != gpu || file.len_bytes != len_bytes {
-            return Err(refused(format!("the memory is {} bytes of {}", file.len_bytes, file.gpu)));
+            return Err(not_imported(format!("the memory is {} bytes of {}", file.len_bytes, file.gpu)));
         }
-        let raw = next_handle();
-        self.shards.import(file, raw)?;
-        Ok(ShardHandle { gpu, len_bytes, raw })
+        self.import(file)
     }
 
     fn release_shard(&self, shard: ShardHandle) -> Result<(), GpuError> {
@@ -344,7 +370,7 @@ impl Backend for SimBackend {
             self.check_gpu(*gpu)?;
             self.faults.check_alive(*gpu)?;
         }
-        for home in self.space.homes(range)? {
+        for home in self.space.whole(range)?.iter().map(|mapping| mapping.gpu) {
             if let Some(gpu) = gpus.iter().find(|gpu| !self.config.can_access_peer(**gpu, home)) {
                 let reason = format!("{gpu} cannot be given access to memory of {home}");
                 return Err(GpuError::Driver { call: "set_access", reason });
@@ -468,6 +494,10 @@ impl Drop for SimBackend {
 
 fn inaccessible(range: DeviceRange) -> GpuError {
     GpuError::BadRange { start: range.start, len_bytes: range.len_bytes, problem: "not accessible" }
+}
+
+fn not_imported(reason: String) -> GpuError {
+    GpuError::Driver { call: "import_shard", reason }
 }
 
 fn next_handle() -> u64 {

@@ -71,8 +71,8 @@ impl Registrations {
     }
 
     /// How bytes lie relative to registered memory.
-    pub(crate) fn pinning(&self, bytes: &HostBytes) -> Pinning {
-        self.ranges.pinning(bytes.as_ptr().addr(), bytes.len())
+    pub(crate) fn pinning(&self, start: usize, len: usize) -> Pinning {
+        self.ranges.pinning(start, len)
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use vram_gpu::{Bands, DeviceAddress, DeviceRange, GpuError, GpuId, GpuSet, Resolved};
+use vram_gpu::{Bands, DeviceAddress, DeviceRange, GpuError, GpuSet, Mapping, Resolved};
 
 use crate::config::GRANULARITY_BYTES;
 use crate::memory::Reservation;
@@ -133,9 +133,9 @@ impl Space {
         self.state().bands.set_access(range, gpus)
     }
 
-    /// The GPUs whose memory is mapped in a range of whole shards.
-    pub(crate) fn homes(&self, range: DeviceRange) -> Result<Vec<GpuId>, GpuError> {
-        Ok(self.state().bands.whole(range)?.iter().map(|mapping| mapping.gpu).collect())
+    /// The whole shards that make up a range.
+    pub(crate) fn whole(&self, range: DeviceRange) -> Result<Vec<Mapping>, GpuError> {
+        self.state().bands.whole(range)
     }
 
     pub(crate) fn unmap(&self, range: DeviceRange) -> Result<(), GpuError> {

@@ -57,10 +57,12 @@ impl Stream {
     }
 
     pub(crate) fn enqueue(&self, work: Work, doom: Doom) -> Result<(), GpuError> {
-        let refused = |reason: String| GpuError::Driver { call: "enqueue", reason };
         self.queue.try_send((work, doom)).map_err(|error| match error {
-            TrySendError::Full(_) => refused(format!("{QUEUE_LEN} pieces of work are pending on the stream")),
-            TrySendError::Disconnected(_) => refused("the stream's thread is gone".to_owned()),
+            TrySendError::Full(_) => GpuError::Driver {
+                call: "enqueue",
+                reason: format!("{QUEUE_LEN} pieces of work are pending on the stream"),
+            },
+            TrySendError::Disconnected(_) => GpuError::BadHandle { what: "stream" },
         })
     }
 }

@@ -28,6 +28,11 @@ impl GpuSet {
         self.0 & Self::bit(gpu) != 0
     }
 
+    /// The GPUs in it, lowest number first.
+    pub fn iter(self) -> impl Iterator<Item = GpuId> {
+        (0u16..64).map(GpuId).filter(move |gpu| self.contains(*gpu))
+    }
+
     /// The GPUs that are in both.
     pub fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)

@@ -10,9 +10,9 @@ use vram_transfer::TransferError;
 pub(crate) fn allocate_status(error: &AllocateError) -> Status {
     match error {
         AllocateError::Pool(error) => match error {
-            AllocError::BadLength { .. } => Status::BadLength,
             AllocError::BadAlignment { .. } => Status::BadAlignment,
-            AllocError::OverLimit { .. } => Status::OverLimit,
+            // Zero was refused before; what is left is a length so large that rounding it up wraps.
+            AllocError::BadLength { .. } | AllocError::OverLimit { .. } => Status::OverLimit,
             AllocError::OutOfMemory { .. }
             | AllocError::Fragmented { .. }
             | AllocError::QuarantinePending { .. } => Status::OutOfMemory,

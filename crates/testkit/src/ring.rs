@@ -22,11 +22,9 @@ pub struct Descriptor {
 }
 
 /// NEXT flag.
-pub const NEXT: u16 = 1;
+pub(crate) const NEXT: u16 = 1;
 /// WRITE flag.
-pub const WRITE: u16 = 2;
-/// INDIRECT flag.
-pub const INDIRECT: u16 = 4;
+pub(crate) const WRITE: u16 = 2;
 
 impl Descriptor {
     /// The 16 bytes of the table entry.

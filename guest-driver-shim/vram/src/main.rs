@@ -1,2 +1,42 @@
 //! Guest command line of vram.
-fn main() {}
+//!
+//! `commands` does what is asked, with `vram` (libvram) for the device and `holder` for what outlives a command.
+//! `pipeline` moves bytes between files and the device; `report` is how results look. The program prints results on
+//! standard output and one chain of reasons on standard error, and ends with 0 (done), 1 (failed) or 2 (wrong usage).
+#![deny(unsafe_code)]
+
+mod arguments;
+mod commands;
+#[allow(unsafe_code)]
+mod fd;
+mod file;
+mod holder;
+mod pipeline;
+mod report;
+mod size;
+
+use std::{io, process::ExitCode};
+
+use clap::Parser;
+
+use arguments::Arguments;
+use commands::{Different, UsageError};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let Err(error) = commands::run(arguments, &mut io::stdout()) else { return ExitCode::SUCCESS };
+    if error.is::<UsageError>() {
+        eprintln!("vram: {error}");
+        return ExitCode::from(2);
+    }
+    // The result has said it already.
+    if !error.is::<Different>() && !is_broken_pipe(&error) {
+        eprintln!("vram: {error:#}");
+    }
+    ExitCode::FAILURE
+}
+
+/// Whoever read our output has seen enough.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

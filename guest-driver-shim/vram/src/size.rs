@@ -58,7 +58,9 @@ impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.iter().rev().find(|(_, shift)| self.0 >= 1 << shift) {
             None => write!(f, "{} B", self.0),
-            Some((name, shift)) if self.0.trailing_zeros() >= *shift => write!(f, "{} {name}", self.0 >> shift),
+            Some((name, shift)) if self.0.trailing_zeros() >= *shift => {
+                write!(f, "{} {name}", self.0 >> shift)
+            }
             Some((name, shift)) => write!(f, "{:.2} {name}", self.0 as f64 / (1u64 << shift) as f64),
         }
     }

@@ -26,7 +26,9 @@ pub(crate) struct Place {
 /// Why there is no place for a holder.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
-    #[error("There is no folder for the holder's socket; set XDG_RUNTIME_DIR or {FOLDER_VARIABLE} to one that is yours")]
+    #[error(
+        "There is no folder for the holder's socket; set XDG_RUNTIME_DIR or {FOLDER_VARIABLE} to one that is yours"
+    )]
     NoFolder,
     #[error("{} cannot be made or read; set {FOLDER_VARIABLE} to a folder that is yours", folder.display())]
     Unusable { folder: PathBuf, source: io::Error },
@@ -37,7 +39,8 @@ pub(crate) enum PlaceError {
 impl Place {
     /// The place for the holder of `device`, from the environment.
     pub(crate) fn of(device: &Path) -> Result<Self, PlaceError> {
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let variable =
+            |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self::choose(device, geteuid(), variable(FOLDER_VARIABLE), variable("XDG_RUNTIME_DIR"))
     }
 

@@ -19,7 +19,10 @@ pub(crate) const ENTRIES_PER_REPLY: usize = 8;
 /// Why a name, handle or digest is none.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum TextError {
-    #[error("A name has 1 to {} letters, digits, '.', '_' or '-', and begins with none of the last two nor with 0x", Name::MAX_BYTES)]
+    #[error(
+        "A name has 1 to {} letters, digits, '.', '_' or '-', and begins with none of the last two nor with 0x",
+        Name::MAX_BYTES
+    )]
     Name,
     #[error("An address is 0x and hexadecimal digits")]
     Address,
@@ -233,7 +236,9 @@ pub(crate) enum Refusal {
     NotYours { name: Name },
     #[error("The holder keeps {MAX_ENTRIES} allocations and no more; free some")]
     TooMany,
-    #[error("The holder speaks version {holder} of its protocol and this command {client}; free everything (vram release, of the other version) and put it again")]
+    #[error(
+        "The holder speaks version {holder} of its protocol and this command {client}; free everything (vram release, of the other version) and put it again"
+    )]
     WrongProtocol { holder: u32, client: u32 },
     #[error("The holder did not understand the request; use the vram program of one release everywhere")]
     NotUnderstood,
@@ -291,7 +296,8 @@ mod tests {
         };
 
         let line =
-            serde_json::to_string(&Reply::Entries { entries: vec![entry; ENTRIES_PER_REPLY], more: true }).unwrap();
+            serde_json::to_string(&Reply::Entries { entries: vec![entry; ENTRIES_PER_REPLY], more: true })
+                .unwrap();
 
         assert!(line.len() < MAX_LINE_BYTES, "{}", line.len());
     }

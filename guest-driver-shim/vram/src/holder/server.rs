@@ -74,7 +74,9 @@ pub(crate) fn serve<M: Memory + AsFd>(
         return ready(Readiness::AnotherHolds).map_err(file_error(&place.socket));
     }
     match fs::remove_file(&place.socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file_error(&place.socket)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(file_error(&place.socket)(error));
+        }
         _ => {}
     }
     let listener = UnixListener::bind(&place.socket).map_err(file_error(&place.socket))?;
@@ -189,13 +191,19 @@ fn receive(connection: &mut Connection) -> io::Result<bool> {
             connection.inbox.extend(bytes.iter().take(len));
             Ok(false)
         }
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(false),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }
 
 /// Answers each whole line. An error means that the client is to be dropped.
-fn answer<M: Memory + AsFd>(connection: &mut Connection, table: &mut Table<M>, device: &str) -> io::Result<()> {
+fn answer<M: Memory + AsFd>(
+    connection: &mut Connection,
+    table: &mut Table<M>,
+    device: &str,
+) -> io::Result<()> {
     while let Some(end) = connection.inbox.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = connection.inbox.drain(..=end).collect();
         let reply = match serde_json::from_slice(&line) {
@@ -214,11 +222,9 @@ fn answer<M: Memory + AsFd>(connection: &mut Connection, table: &mut Table<M>, d
 
 fn reply<M: Memory>(client: Client, request: Request, table: &mut Table<M>, device: &str) -> Reply {
     let reply = match request {
-        Request::Hello { protocol: PROTOCOL } => Ok(Reply::Welcome {
-            protocol: PROTOCOL,
-            pid: std::process::id(),
-            device: device.to_owned(),
-        }),
+        Request::Hello { protocol: PROTOCOL } => {
+            Ok(Reply::Welcome { protocol: PROTOCOL, pid: std::process::id(), device: device.to_owned() })
+        }
         Request::Hello { protocol } => Err(Refusal::WrongProtocol { holder: PROTOCOL, client: protocol }),
         Request::Reserve { name, bytes, alignment_bytes } => {
             table.reserve(client, name, bytes, alignment_bytes).map(Reply::Entry)
@@ -315,10 +321,15 @@ mod tests {
         let mut client = connect(&running);
 
         assert!(say(&mut client, RESERVE).contains(r#""address":"0x1000""#));
-        assert!(say(&mut client, r#"{"record":{"name":"x","sha256":null}}"#).contains(r#""filling_pid":null"#));
+        assert!(
+            say(&mut client, r#"{"record":{"name":"x","sha256":null}}"#).contains(r#""filling_pid":null"#)
+        );
         drop(client);
         let mut client = connect(&running);
-        assert!(say(&mut client, r#"{"free":{"handle":"x"}}"#).contains(r#"{"freed":{"allocations":1,"bytes":5}}"#));
+        assert!(
+            say(&mut client, r#"{"free":{"handle":"x"}}"#)
+                .contains(r#"{"freed":{"allocations":1,"bytes":5}}"#)
+        );
         drop(client);
 
         running.thread.join().unwrap().unwrap();

@@ -51,7 +51,11 @@ pub(crate) fn start(device: &Path) -> Result<(), StartError> {
         // It has said something and closed its end: it is about to end.
         None => {
             let status = child.wait().map_err(StartError::Spawn)?;
-            if status.success() { Ok(()) } else { Err(StartError::Ended { complaint: last_words(&complaint) }) }
+            if status.success() {
+                Ok(())
+            } else {
+                Err(StartError::Ended { complaint: last_words(&complaint) })
+            }
         }
     }
 }

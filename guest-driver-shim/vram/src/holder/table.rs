@@ -94,8 +94,7 @@ impl<M: Memory> Table<M> {
         }
         let name = self.choose(wish)?;
         let address = self.memory.allocate(bytes, alignment_bytes).map_err(refusal)?;
-        let held =
-            Held { address, bytes, sha256: None, filling: Some(client), users: BTreeSet::new() };
+        let held = Held { address, bytes, sha256: None, filling: Some(client), users: BTreeSet::new() };
         let entry = held.entry(&name);
         self.held.insert(name, held);
         Ok(entry)
@@ -181,7 +180,8 @@ impl<M: Memory> Table<M> {
         let (address, bytes) = (held.address, held.bytes);
         match self.memory.free(address) {
             // What the device no longer knows is free; keeping the entry would keep the holder alive for nothing.
-            Ok(()) | Err(vram::Error::BadAddress(_) | vram::Error::Stale(_) | vram::Error::DeviceGone(_)) => {}
+            Ok(()) | Err(vram::Error::BadAddress(_) | vram::Error::Stale(_) | vram::Error::DeviceGone(_)) => {
+            }
             Err(error) => return Err(refusal(error)),
         }
         self.held.remove(name);

@@ -1,0 +1,256 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{
+    holder::{Digest, Handle, Name},
+    size::ByteSize,
+};
+
+/// GPU memory of the pool, for this virtual machine.
+#[derive(Debug, Parser)]
+#[command(name = "vram", version, arg_required_else_help = true, after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    /// Device node
+    #[arg(long, global = true, env = vram::DEVICE_VARIABLE, default_value = vram::DEFAULT_DEVICE)]
+    pub(crate) device: PathBuf,
+
+    /// How results are written
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Sizes are bytes, or a number with KiB, MiB, GiB or TiB. Rates are MiB/s: 2^20 bytes in a second.
+What `put` allocates is kept by a small holder process until it is freed; HANDLE is its name or its address.
+Exit status: 0 done, 1 failed or different, 2 wrong usage.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the slice and the GPUs
+    Info,
+    /// Allocate memory and fill it from a file
+    Put(Put),
+    /// Write an allocation to a file
+    Get {
+        handle: Handle,
+        /// File, replaced when all is there; - for standard output
+        file: PathBuf,
+    },
+    /// Allocate memory and copy an allocation to it, on the device
+    Copy {
+        source: Handle,
+        /// Name of the new one; without it, one is made up
+        name: Option<Name>,
+        /// Bytes, a power of two up to 1 GiB
+        #[arg(long, default_value = "0")]
+        alignment: ByteSize,
+    },
+    /// Fill an allocation with a pattern, on the device
+    Fill(Fill),
+    /// Read an allocation back and compare it
+    Verify {
+        handle: Handle,
+        /// With this file; - for standard input
+        #[arg(long, conflicts_with = "sha256")]
+        file: Option<PathBuf>,
+        /// With this digest; without either, with that of what was put
+        #[arg(long)]
+        sha256: Option<Digest>,
+    },
+    /// Free an allocation
+    Free {
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        handle: Option<Handle>,
+        /// Free every one
+        #[arg(long)]
+        all: bool,
+    },
+    /// List what is held
+    List,
+    /// Free everything and end the holder
+    Release {
+        /// Also what other commands are using
+        #[arg(long)]
+        force: bool,
+    },
+    /// Measure throughput and latency
+    Bench(Bench),
+    /// Hold allocations for other commands; started by itself when needed
+    Hold {
+        /// Leave the terminal, and close standard error when ready
+        #[arg(long)]
+        background: bool,
+    },
+    /// Run steps on the bare device, in one context of its own
+    #[command(hide = true)]
+    Raw {
+        /// alloc LEN [ALIGN], free A, write A HEX, read A LEN, copy DST SRC LEN, fill A LEN PATTERN [WIDTH], query A,
+        /// fence [all], stream N, sleep MS; an address is 0x… or @N[+OFFSET], with N the number of the alloc
+        #[arg(required = true)]
+        steps: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Put {
+    /// File or block device; - for standard input
+    pub(crate) file: PathBuf,
+    /// Name; without it, one is made from the file's
+    #[arg(long)]
+    pub(crate) name: Option<Name>,
+    /// Bytes to put; needed when the file's size cannot be known, as of a pipe
+    #[arg(long)]
+    pub(crate) size: Option<ByteSize>,
+    /// Bytes, a power of two up to 1 GiB
+    #[arg(long, default_value = "0")]
+    pub(crate) alignment: ByteSize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Fill {
+    pub(crate) handle: Handle,
+    /// Number, decimal or 0x…
+    #[arg(long, default_value = "0", value_parser = number)]
+    pub(crate) pattern: u32,
+    /// Bytes of the pattern
+    #[arg(long, value_enum, default_value_t = Width::One)]
+    pub(crate) width: Width,
+}
+
+/// Bytes of a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Width {
+    #[value(name = "1")]
+    One,
+    #[value(name = "2")]
+    Two,
+    #[value(name = "4")]
+    Four,
+}
+
+impl Width {
+    pub(crate) fn bytes(self) -> u32 {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+            Self::Four => 4,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Memory for each of source and destination
+    #[arg(long, default_value = "64MiB")]
+    pub(crate) size: ByteSize,
+    /// Bytes of one transfer
+    #[arg(long, default_value = "1MiB")]
+    pub(crate) block: ByteSize,
+    /// Threads, each on a stream of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) streams: u32,
+    /// Seconds for each line of the table
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    pub(crate) seconds: f64,
+}
+
+/// A number, decimal or hexadecimal.
+pub(crate) fn number(text: &str) -> Result<u32, std::num::ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+}
+
+/// Why a duration is none.
+#[derive(Debug, thiserror::Error)]
+enum SecondsError {
+    #[error(transparent)]
+    Malformed(#[from] std::num::ParseFloatError),
+    #[error("Seconds are more than 0 and at most 3600")]
+    Range,
+}
+
+fn seconds(text: &str) -> Result<f64, SecondsError> {
+    let seconds: f64 = text.parse()?;
+    if seconds > 0.0 && seconds <= 3600.0 { Ok(seconds) } else { Err(SecondsError::Range) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, error::ErrorKind};
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, ErrorKind> {
+        Arguments::try_parse_from(line.split_whitespace())
+            .map(|arguments| arguments.command)
+            .map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn put_with_sizes_is_read() {
+        let Ok(Command::Put(put)) = parse("vram put - --size 1.5GiB --alignment 2MiB --name w") else {
+            panic!("not a put")
+        };
+
+        assert_eq!(put.size, Some(ByteSize(3 << 29)));
+        assert_eq!(put.alignment, ByteSize(2 << 20));
+    }
+
+    #[test]
+    fn fill_with_hexadecimal_pattern_and_width_is_read() {
+        let Ok(Command::Fill(fill)) = parse("vram fill 0x7f00 --pattern 0xdeadbeef --width 4") else {
+            panic!("not a fill")
+        };
+
+        assert_eq!((fill.pattern, fill.width), (0xdead_beef, Width::Four));
+    }
+
+    #[test]
+    fn arguments_that_make_no_sense_are_refused() {
+        for line in [
+            "vram put",
+            "vram put f --size 5MB",
+            "vram put f --name a/b",
+            "vram fill x --width 3",
+            "vram fill x --pattern 0x1ffffffff",
+            "vram free",
+            "vram free x --all",
+            "vram verify x --file f --sha256 00",
+            "vram verify x --sha256 00",
+            "vram bench --streams 0",
+            "vram bench --seconds nan",
+            "vram bench --seconds 0",
+            "vram raw",
+            "vram info -o xml",
+            "vram frobnicate",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn help_does_not_show_raw() {
+        let help = Arguments::command().render_help().to_string();
+
+        assert!(help.contains("put") && !help.contains("raw"), "{help}");
+    }
+}
