@@ -121,7 +121,7 @@ fn memory_slots_are_added_and_removed_while_running() -> Result<()> {
     let read = Request::Read(Range { address: base, length: 4096 });
     ram.write(request, &read.encode(Header { tag: 1, context, stream: 0 }));
     driver.write(context, base, &[0x21; 4096])?;
-    let mut into_extra = |driver: &mut Driver| -> Result<u32> {
+    let into_extra = |driver: &mut Driver| -> Result<u32> {
         let ring = &mut driver.vm.rings[2];
         let head = ring.build(&[(request, 64, false), (response, 40, true), (2 << 32, 4096, true)])?;
         ring.publish(head);
@@ -259,5 +259,18 @@ fn connection_dropped_in_the_middle_of_copies_gives_everything_back() -> Result<
         daemon.expect_all_memory_back()?;
         daemon.faults.clear();
     }
+    Ok(())
+}
+
+#[test]
+fn gpus_that_cannot_reach_each_other_still_share_an_allocation() -> Result<()> {
+    let daemon = TestDaemon::start("3x8MiB,links=sys,peers=none,fresh=dirty", &[("a", 24 * MIB, 0)])?;
+    let mut driver = daemon.driver("a")?;
+    let context = driver.open()?;
+    let (first, second) = (driver.must_alloc(context, 11 * MIB)?, driver.must_alloc(context, 11 * MIB)?);
+    let data: Vec<u8> = (0..3 * MIB).map(|i| (i / 3) as u8).collect();
+    driver.write(context, first + 7 * MIB, &data)?;
+    assert_eq!(driver.copy(context, second + 5, first, 11 * MIB - 5)?.status(), Status::Ok);
+    assert!(driver.read(context, second + 7 * MIB + 5, 3 * MIB)?.payload == data);
     Ok(())
 }

@@ -1,0 +1,198 @@
+//! The binaries as an operator runs them: bad command lines, bad files, and vramctl against a running vramd.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use vram_tests::binary;
+
+fn vramd(args: &[&str]) -> Result<Output> {
+    let mut child = Command::new(binary("vramd")?)
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("vramd")?;
+    // None of these may start serving; one that does is ended, and the missing exit code fails the test.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= deadline {
+            child.kill()?;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child.wait_with_output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn wrong_command_lines_get_one_clear_message_and_exit_code_2() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let sockets = dir.path().to_string_lossy().into_owned();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--gpu", "rocm", "--slice", "a=1GiB"], "rocm"),
+        (&["--gpu", "sim:", "--slice", "a=1GiB"], "sim:4x1GiB"),
+        (&["--gpu", "sim:0x1GiB", "--slice", "a=1GiB"], "0x1GiB"),
+        (&["--gpu", "sim:4xlots", "--slice", "a=1GiB"], "lots"),
+        (&["--gpu", "sim:4x1GiB,colour=red", "--slice", "a=1GiB"], "colour"),
+        (&["--slice", "a"], "--slice"),
+        (&["--slice", "a=big"], "big"),
+        (&["--slice", "a=0"], "limit"),
+        (&["--slice", "a=-1"], "-1"),
+        (&["--slice", "Bad Name=1GiB"], "Bad Name"),
+        (&["--slice", "a=1GiB", "--slice", "a=1GiB"], "already defined"),
+        (&["--slice", "a=1GiB,guarantee=2GiB"], "guarantee"),
+        (&["--slice", "a=1GiB,queues=0"], "queues"),
+        (&["--slice", "a=1GiB", "--shard", "3MiB"], "shard"),
+        (&["--slice", "a=1GiB", "--shard", "2GiB"], "shard"),
+        (&["--slice", "a=1GiB", "--virtio-id", "64"], "virtio-id"),
+        (&["--config", "/nonexistent/vramd.toml"], "/nonexistent/vramd.toml"),
+        (&["--frobnicate"], "--frobnicate"),
+        (&[], "slice"),
+    ];
+    for (args, names) in cases {
+        let mut args = args.to_vec();
+        args.extend(["--socket-dir", &sockets]);
+        let output = vramd(&args)?;
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(names), "{args:?} does not name {names}: {message}");
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_configuration_files_name_the_field_and_exit_2() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("vramd.toml");
+    let cases = [
+        ("[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\ncolour = 1\n", "colour"),
+        ("[[slice]]\nname = \"a\"\n", "limit"),
+        ("[[slice]]\nname = \"a\"\nlimit = \"many\"\n", "many"),
+        ("[gpu]\nbackend = \"abacus\"\n[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\n", "abacus"),
+        ("shard = \"1MiB\"\n[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\n", "shard"),
+        ("this is not toml", "vramd.toml"),
+    ];
+    for (contents, names) in cases {
+        fs::write(&path, contents)?;
+        let output = vramd(&["--config", &path.to_string_lossy()])?;
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{contents}: {message}");
+        assert!(message.contains(names), "{contents} does not name {names}: {message}");
+    }
+    Ok(())
+}
+
+#[test]
+fn slice_that_cannot_fit_is_refused_with_what_is_free() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let sockets = dir.path().to_string_lossy().into_owned();
+    let output = vramd(&[
+        "--gpu",
+        "sim:2x256MiB",
+        "--slice",
+        "a=384MiB,guarantee=384MiB",
+        "--slice",
+        "b=256MiB,guarantee=256MiB",
+        "--socket-dir",
+        &sockets,
+    ])?;
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains('b') && message.contains("128MiB"), "{message}");
+    Ok(())
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(dir: &Path) -> Result<Running> {
+    let child = Command::new(binary("vramd")?)
+        .args(["--gpu", "sim:4x1GiB", "--slice", "web=2GiB,guarantee=1GiB", "--slice", "batch=3GiB,queues=4"])
+        .arg("--socket-dir")
+        .arg(dir)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let running = Running(child);
+    let control = dir.join("control.sock");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !control.exists() {
+        if Instant::now() >= deadline {
+            bail!("vramd did not come up");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(running)
+}
+
+fn vramctl(dir: &Path, args: &[&str]) -> Result<Output> {
+    Ok(Command::new(binary("vramctl")?).arg("--control").arg(dir.join("control.sock")).args(args).output()?)
+}
+
+#[test]
+fn vramctl_shows_a_running_daemon_and_prints_the_devices() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let running = start(dir.path())?;
+    let gpus = vramctl(dir.path(), &["gpu", "list"])?;
+    assert!(gpus.status.success());
+    assert_eq!(text(&gpus.stdout).lines().count(), 5, "a title and four GPUs");
+    let json = vramctl(dir.path(), &["slice", "show", "web", "-o", "json"])?;
+    let json = text(&json.stdout);
+    assert!(json.contains("\"name\": \"web\"") || json.contains("\"name\":\"web\""), "{json}");
+    assert!(json.contains("waiting_for_frontend"), "{json}");
+    let unknown = vramctl(dir.path(), &["slice", "show", "nobody"])?;
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(text(&unknown.stderr).contains("batch"), "the known names are listed");
+    let qemu = text(&vramctl(dir.path(), &["slice", "attach", "batch", "--vmm", "qemu"])?.stdout);
+    let socket = dir.path().join("batch.sock");
+    for part in ["vhost-user-test-device-pci", "virtio-id=37", "num_vqs=6", "vq_size=256", "config_size=64"] {
+        assert!(qemu.contains(part), "{part} is missing: {qemu}");
+    }
+    assert!(qemu.contains(&*socket.to_string_lossy()));
+    let hypervisor = text(&vramctl(dir.path(), &["slice", "attach", "web", "--vmm", "cloud-hypervisor"])?.stdout);
+    assert!(hypervisor.contains("queue_sizes=[256,256,256]"), "{hypervisor}");
+    assert_eq!(vramctl(dir.path(), &["slice", "attach", "web", "--vmm", "bochs"])?.status.code(), Some(2));
+    drop(running);
+    let gone = vramctl(dir.path(), &["gpu", "list"])?;
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(text(&gone.stderr).contains("vramd"), "says what to look for");
+    Ok(())
+}
+
+#[test]
+fn vramd_ends_cleanly_on_sigterm_and_removes_its_sockets() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mut running = start(dir.path())?;
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(running.0.id())?);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+    let status = running.0.wait()?;
+    assert_eq!(status.code(), Some(0));
+    for socket in ["control.sock", "web.sock", "batch.sock"] {
+        assert!(!dir.path().join(socket).exists(), "{socket} was left behind");
+    }
+    Ok(())
+}
+
+#[test]
+fn second_vramd_on_the_same_sockets_is_refused_and_the_first_goes_on() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let _running = start(dir.path())?;
+    let sockets = dir.path().to_string_lossy().into_owned();
+    let output = vramd(&["--slice", "web=1GiB", "--socket-dir", &sockets])?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("already"), "{}", text(&output.stderr));
+    assert!(vramctl(dir.path(), &["slice", "show", "web"])?.status.success());
+    Ok(())
+}
