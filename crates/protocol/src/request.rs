@@ -383,7 +383,11 @@ impl Request {
             Self::Copy(copy) => {
                 check_range(copy.destination, copy.length)?;
                 check_range(copy.source, copy.length)?;
-                if copy.destination.abs_diff(copy.source) < copy.length { Err(Status::Overlap) } else { Ok(()) }
+                if copy.destination.abs_diff(copy.source) < copy.length {
+                    Err(Status::Overlap)
+                } else {
+                    Ok(())
+                }
             }
             Self::Fill(fill) => check_fill(fill),
             _ => Ok(()),
