@@ -21,7 +21,7 @@
  *	smp_load_acquire()
  * @close: the message that will close the context, made beforehand because a
  *	close must not fail
- * @close_work: sends it when the ring is full
+ * @close_work: sends it when vram_release() may not wait
  */
 struct vram_file {
 	struct vram_device *vram;
@@ -65,9 +65,9 @@ static int vram_open(struct inode *inode, struct file *filp)
 }
 
 /*
- * The message is in the ring when this returns, unless that is full; so what
- * the caller or others ask for next finds the memory free. Nobody waits for
- * the answer: a process that is being killed cannot.
+ * The message is in the ring when this returns, so what the caller or others
+ * ask for next finds the memory free; nobody has to wait for the answer. Only
+ * for one who is being killed while the ring is full a worker waits for room.
  */
 static int vram_release(struct inode *inode, struct file *filp)
 {
@@ -76,8 +76,8 @@ static int vram_release(struct inode *inode, struct file *filp)
 
 	if (file->context.number) {
 		vram_context_close_message(file->close, &file->context);
-		if (vram_queue_try_submit(&vram->queues[VRAM_QUEUE_CONTROL],
-					  file->close) == -ENOSPC) {
+		if (vram_queue_submit(&vram->queues[VRAM_QUEUE_CONTROL],
+				      file->close) == -EINTR) {
 			INIT_WORK(&file->close_work, vram_file_close_work);
 			queue_work(vram_workqueue, &file->close_work);
 			return 0;

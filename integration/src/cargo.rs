@@ -1,12 +1,14 @@
 //! The workspace's own programs, built on demand.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
 /// How a program is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Profile {
     /// Quick to build, with debug assertions.
     Dev,
@@ -40,6 +42,20 @@ fn build(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
         ensure!(path.exists(), "{variable} names {}, which does not exist", path.display());
         return Ok(path);
     }
+    // One build at a time: cargo would make the others wait as well. What was built once is not asked for again.
+    static BUILT: Mutex<Option<HashMap<(String, Profile, bool), PathBuf>>> = Mutex::new(None);
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let built = built.get_or_insert_default();
+    let key = (name.to_string(), profile, is_static);
+    if let Some(path) = built.get(&key) {
+        return Ok(path.clone());
+    }
+    let path = run_cargo(name, profile, is_static)?;
+    built.insert(key, path.clone());
+    Ok(path)
+}
+
+fn run_cargo(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command

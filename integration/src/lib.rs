@@ -2,8 +2,8 @@
 //!
 //! A [`Lab`] is a Debian root tree, built once into a cache folder, that holds QEMU, guest kernels of several
 //! series with their headers, and the compilers those headers name. A [`Vm`] is one QEMU started from it,
-//! with an agent inside that runs commands for the test. A [`Process`] is a host program (usually `vramd`)
-//! that dies with the test.
+//! with an agent inside that runs commands for the test. A [`Process`] is a host program that dies with the
+//! test; [`Vramd`] is the one most tests want, and a [`Rig`] is a [`Vm`] attached to it.
 //!
 //! Rules: nothing outlives the test process (children carry a parent-death signal, mounts live in private
 //! namespaces); every wait has a deadline; what fails quotes the log that explains it. The lab needs root on
@@ -18,8 +18,11 @@ mod initramfs;
 mod kernel_module;
 mod lab;
 mod qmp;
+mod rig;
 mod sample;
+mod seats;
 mod vm;
+mod vramd;
 
 pub use agent::Output;
 pub use cargo::{Profile, cargo_binary, static_guest_binary, workspace_root};
@@ -27,4 +30,7 @@ pub use host::{Process, wait_until};
 pub use initramfs::Initramfs;
 pub use kernel_module::{KernelModule, guest_driver};
 pub use lab::{Kernel, Lab};
+pub use rig::{GUEST_MODULE, RIG_SLICE, Rig, RigConfig, StepOutcome, guest_with_driver, raw_script};
+pub use seats::Seats;
 pub use vm::{GuestJob, VhostUserDevice, Vm, VmBuilder};
+pub use vramd::{Vramd, VramdConfig};

@@ -53,6 +53,12 @@ impl VhostUserDevice {
     }
 }
 
+#[derive(Debug)]
+struct Disk {
+    image: PathBuf,
+    is_writable: bool,
+}
+
 /// What a VM is to be made of. The default is one vCPU, 512 MiB, the 6.12 kernel, no disk and no device.
 #[derive(Debug)]
 pub struct VmBuilder {
@@ -62,7 +68,7 @@ pub struct VmBuilder {
     vcpus: u32,
     cpu_model: String,
     machine_options: String,
-    disks: Vec<PathBuf>,
+    disks: Vec<Disk>,
     devices: Vec<VhostUserDevice>,
     stock_modules: Vec<String>,
     own_modules: Vec<(PathBuf, bool)>,
@@ -127,7 +133,14 @@ impl VmBuilder {
     /// A raw file as a read-only virtio disk: `/dev/vda`, `/dev/vdb` and so on, in this order. Its length must
     /// be a multiple of 512.
     pub fn disk(mut self, image: impl Into<PathBuf>) -> VmBuilder {
-        self.disks.push(image.into());
+        self.disks.push(Disk { image: image.into(), is_writable: false });
+        self
+    }
+
+    /// Like [`VmBuilder::disk`], but the guest can write to it. What it wrote is in the file once the VM has been shut
+    /// down.
+    pub fn writable_disk(mut self, image: impl Into<PathBuf>) -> VmBuilder {
+        self.disks.push(Disk { image: image.into(), is_writable: true });
         self
     }
 
@@ -264,11 +277,12 @@ impl VmBuilder {
         add(&["-chardev", &format!("socket,id=agent,path={}", in_tree(&folder.join("agent.sock"))?)]);
         add(&["-device", "virtserialport,bus=agentbus.0,chardev=agent,name=vram.agent"]);
         add(&["-qmp", &format!("unix:{},server=on,wait=off", in_tree(&folder.join("qmp.sock"))?)]);
-        for (index, image) in self.disks.iter().enumerate() {
-            let image = absolute(image)?;
+        for (index, disk) in self.disks.iter().enumerate() {
+            let image = absolute(&disk.image)?;
+            let read_only = if disk.is_writable { "off" } else { "on" };
             add(&[
                 "-drive",
-                &format!("if=none,id=disk{index},format=raw,readonly=on,file={}", in_tree(&image)?),
+                &format!("if=none,id=disk{index},format=raw,readonly={read_only},file={}", in_tree(&image)?),
                 "-device",
                 &format!("virtio-blk-pci,drive=disk{index},serial=disk{index}"),
             ]);
@@ -412,6 +426,17 @@ impl Vm {
         let status = self.process().wait_exit(SHORT).with_context(|| self.console_tail())?;
         ensure!(status.success(), "QEMU ended with {status}.\n{}", self.process().log_tail());
         Ok(())
+    }
+
+    /// [`Vm::shut_down`], and an error if the kernel has anything to complain of.
+    pub fn finish(self) -> Result<()> {
+        let complaints = self.kernel_complaints()?;
+        ensure!(
+            complaints.is_empty(),
+            "The guest's kernel complains: {complaints:#?}\n{}",
+            self.console_tail()
+        );
+        self.shut_down()
     }
 
     /// Runs a command of QEMU's control protocol, for instance `stop`, `cont`, `device_del`.

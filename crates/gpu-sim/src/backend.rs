@@ -365,6 +365,10 @@ impl Backend for SimBackend {
         self.space.map(at, memory, shard.raw)
     }
 
+    fn can_access(&self, gpu: GpuId, memory_of: GpuId) -> bool {
+        self.config.can_access_peer(gpu, memory_of)
+    }
+
     fn set_access(&self, range: DeviceRange, gpus: &[GpuId]) -> Result<(), GpuError> {
         for gpu in gpus {
             self.check_gpu(*gpu)?;

@@ -141,6 +141,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Maps a whole shard at an address inside a band where nothing is mapped.
     fn map(&self, at: DeviceAddress, shard: &ShardHandle) -> Result<(), GpuError>;
 
+    /// Whether `gpu` can be given access to memory on `memory_of`; always true for its own. GPUs that cannot still
+    /// exchange bytes by [`Self::copy`], through the host.
+    fn can_access(&self, gpu: GpuId, memory_of: GpuId) -> bool;
+
     /// Lets these GPUs, and no others, read and write a mapped range (whole shards).
     fn set_access(&self, range: DeviceRange, gpus: &[GpuId]) -> Result<(), GpuError>;
 

@@ -96,7 +96,7 @@ impl Residency {
             return Err(BackError::Failed(error.into()));
         }
         self.keep_shard(start, shard);
-        self.backend.set_access(backing.range, &self.all_gpus()).map_err(|error| {
+        self.backend.set_access(backing.range, &self.reaching(backing.gpu)).map_err(|error| {
             self.unback(backing);
             BackError::Failed(error.into())
         })

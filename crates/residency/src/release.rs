@@ -1,6 +1,6 @@
 //! Taking freed memory back.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use crossbeam_channel::Receiver;
 use tracing::error;
@@ -23,7 +23,7 @@ pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Relea
 
 impl Residency {
     /// Scrubs and takes shards away as the plan says, then tells the pool, until nothing follows from it.
-    pub(crate) fn carry_out(self: &Self, plan: ReleasePlan) {
+    pub(crate) fn carry_out(&self, plan: ReleasePlan) {
         let mut next = Some(plan);
         while let Some(plan) = next {
             let parts = self.scrub_parts(&plan);
@@ -48,7 +48,7 @@ impl Residency {
     }
 
     /// Blocks until everything freed so far is back, for tests and orderly shutdown: returns false if the time is up.
-    pub fn wait_released(self: &Arc<Self>, slice: SliceId, timeout: std::time::Duration) -> bool {
+    pub fn wait_released(&self, slice: SliceId, timeout: std::time::Duration) -> bool {
         let deadline = std::time::Instant::now().checked_add(timeout);
         let mut pool = self.pool();
         while pool.usage(slice).is_some_and(|usage| usage.quarantined_bytes > 0) {

@@ -121,8 +121,9 @@ impl Residency {
         }
     }
 
-    /// Every GPU: all of them may reach every shard, so that copies between GPUs need no detour.
-    pub(crate) fn all_gpus(&self) -> Vec<GpuId> {
-        self.backend.devices().iter().map(|device| device.id).collect()
+    /// The GPUs that are to reach memory on `gpu`: all that can, so that copies between GPUs need no detour.
+    pub(crate) fn reaching(&self, gpu: GpuId) -> Vec<GpuId> {
+        let ids = self.backend.devices().iter().map(|device| device.id);
+        ids.filter(|from| self.backend.can_access(*from, gpu)).collect()
     }
 }

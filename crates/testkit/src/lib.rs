@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod driver;
+mod load;
 mod memory;
 mod ring;
 mod vm;
 
 pub use driver::{Answer, Driver};
+pub use load::Load;
 pub use memory::{GuestRam, RamRegion};
 pub use ring::{Descriptor, DriverRing, UsedChain};
 pub use vm::{FakeVm, VmSpec};

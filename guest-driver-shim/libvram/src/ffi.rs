@@ -12,140 +12,11 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use crate::{Device, DeviceAddress, Error, Extent, Gpu, Info, Pattern, StreamId, Tier, Version, error, uapi};
-
-/// `VRAM_ALL_STREAMS`
-const ALL_STREAMS: u32 = u32::MAX;
-
-/// `struct vram_version`
-#[repr(C)]
-struct CVersion {
-    ioctl_version: u32,
-    abi_major: u16,
-    abi_minor: u16,
-    boot_epoch: u64,
-    band_base: u64,
-    band_bytes: u64,
-    max_transfer_bytes: u64,
-    request_queues: u32,
-    interrupt_vectors: u32,
-}
-
-impl From<Version> for CVersion {
-    fn from(version: Version) -> Self {
-        Self {
-            ioctl_version: version.ioctl_version,
-            abi_major: version.abi.0,
-            abi_minor: version.abi.1,
-            boot_epoch: version.boot_epoch,
-            band_base: version.band_base.0,
-            band_bytes: version.band_bytes,
-            max_transfer_bytes: version.max_transfer_bytes,
-            request_queues: version.request_queues,
-            interrupt_vectors: version.interrupt_vectors,
-        }
-    }
-}
-
-/// `struct vram_info`
-#[repr(C)]
-struct CInfo {
-    limit_bytes: u64,
-    guarantee_bytes: u64,
-    allocated_bytes: u64,
-    backed_bytes: u64,
-    shard_bytes: u64,
-    allocations: u32,
-    contexts: u32,
-    simulated: u32,
-    gpu_count: u32,
-    slice_name: [u8; 33],
-    reserved: [u8; 7],
-}
-
-impl From<&Info> for CInfo {
-    fn from(info: &Info) -> Self {
-        Self {
-            limit_bytes: info.limit_bytes,
-            guarantee_bytes: info.guarantee_bytes,
-            allocated_bytes: info.allocated_bytes,
-            backed_bytes: info.backed_bytes,
-            shard_bytes: info.shard_bytes,
-            allocations: info.allocations,
-            contexts: info.contexts,
-            simulated: info.simulated.into(),
-            gpu_count: count(info.gpus.len()),
-            slice_name: c_name(&info.slice_name),
-            reserved: [0; 7],
-        }
-    }
-}
-
-/// `struct vram_gpu`
-#[repr(C)]
-struct CGpu {
-    index: u32,
-    home: u32,
-    slice_bytes: u64,
-    total_bytes: u64,
-    name: [u8; 33],
-    reserved: [u8; 7],
-}
-
-impl From<&Gpu> for CGpu {
-    fn from(gpu: &Gpu) -> Self {
-        Self {
-            index: gpu.index,
-            home: gpu.home.into(),
-            slice_bytes: gpu.slice_bytes,
-            total_bytes: gpu.total_bytes,
-            name: c_name(&gpu.name),
-            reserved: [0; 7],
-        }
-    }
-}
-
-/// `struct vram_placement`
-#[repr(C)]
-struct CPlacement {
-    base: u64,
-    length: u64,
-    extent_total: u32,
-    reserved: u32,
-}
-
-/// `struct vram_extent`
-#[repr(C)]
-struct CExtent {
-    address: u64,
-    length: u64,
-    gpu: u32,
-    tier: u32,
-}
-
-impl From<&Extent> for CExtent {
-    fn from(extent: &Extent) -> Self {
-        let tier = match extent.tier {
-            Tier::Gpu => uapi::TIER_GPU,
-            Tier::Lost => uapi::TIER_LOST,
-            Tier::Other(number) => number,
-        };
-        Self { address: extent.address.0, length: extent.len_bytes, gpu: extent.gpu, tier }
-    }
-}
-
-/// A name with a NUL behind it; what does not fit is cut off.
-fn c_name(name: &str) -> [u8; 33] {
-    let mut bytes = [0; 33];
-    for (to, from) in bytes.iter_mut().take(32).zip(name.bytes()) {
-        *to = from;
-    }
-    bytes
-}
-
-fn count(entries: usize) -> u32 {
-    u32::try_from(entries).unwrap_or(u32::MAX)
-}
+use crate::{
+    Device, DeviceAddress, Error, Pattern, StreamId,
+    c_structures::{ALL_STREAMS, CExtent, CGpu, CInfo, CPlacement, CVersion, count},
+    error,
+};
 
 /// A negative errno.
 struct Failure(c_int);
@@ -495,59 +366,10 @@ extern "C" fn vram_strerror(error: c_int) -> *const c_char {
 
 #[cfg(test)]
 mod tests {
-    use std::{mem::offset_of, ptr, sync::Arc};
+    use std::{ptr, sync::Arc};
 
     use super::*;
-    use crate::{
-        layout::{Expectations, expect_struct},
-        model::Model,
-    };
-
-    #[test]
-    fn structures_against_the_c_header_agree() {
-        let mut all = Expectations::default();
-        expect_struct!(
-            all,
-            "vram_version",
-            CVersion,
-            [
-                ioctl_version,
-                abi_major,
-                abi_minor,
-                boot_epoch,
-                band_base,
-                band_bytes,
-                max_transfer_bytes,
-                request_queues,
-                interrupt_vectors
-            ]
-        );
-        expect_struct!(
-            all,
-            "vram_info",
-            CInfo,
-            [
-                limit_bytes,
-                guarantee_bytes,
-                allocated_bytes,
-                backed_bytes,
-                shard_bytes,
-                allocations,
-                contexts,
-                simulated,
-                gpu_count,
-                slice_name,
-                reserved
-            ]
-        );
-        expect_struct!(all, "vram_gpu", CGpu, [index, home, slice_bytes, total_bytes, name, reserved]);
-        expect_struct!(all, "vram_placement", CPlacement, [base, length, extent_total, reserved]);
-        expect_struct!(all, "vram_extent", CExtent, [address, length, gpu, tier]);
-        all.value("VRAM_ALL_STREAMS", ALL_STREAMS);
-        all.value("VRAM_TIER_GPU", uapi::TIER_GPU);
-        all.value("VRAM_TIER_LOST", uapi::TIER_LOST);
-        all.check("vram.h");
-    }
+    use crate::model::Model;
 
     fn model(model: Model) -> *mut Device {
         Box::into_raw(Box::new(Device::with_driver(Arc::new(model)).unwrap()))

@@ -13,6 +13,7 @@
 
 mod address;
 mod allocation;
+mod c_structures;
 mod device;
 mod driver;
 mod error;

@@ -5,6 +5,8 @@
  * Opening the path that VRAM_FAKE_DEVICE names makes a memfd; the vram calls on
  * such a descriptor are served here. As with the real node, one open file is
  * one context that lives as long as its last descriptor, in whatever process.
+ * Contexts opened before the file that VRAM_FAKE_STALE names was there are
+ * stale once it is.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,6 +34,7 @@
 struct state {
 	unsigned long long magic;
 	int lock;
+	int fresh;
 	unsigned int count;
 	struct { unsigned long long address, length; } entries[MAX_ENTRIES];
 };
@@ -45,13 +48,20 @@ static int is_fake(const char *path)
 	return fake && !strcmp(path, fake);
 }
 
+static int restarted(void)
+{
+	const char *sign = getenv("VRAM_FAKE_STALE");
+
+	return sign && !access(sign, F_OK);
+}
+
 static int open_fake(void)
 {
-	unsigned long long magic = MAGIC;
+	struct { unsigned long long magic; int lock, fresh; } head = { MAGIC, 0, restarted() };
 	int fd = memfd_create("fake-vram", MFD_CLOEXEC);
 
 	if (fd < 0 || ftruncate(fd, HEADER_BYTES + BAND_BYTES) ||
-	    pwrite(fd, &magic, sizeof(magic), 0) != sizeof(magic))
+	    pwrite(fd, &head, sizeof(head), 0) != sizeof(head))
 		return -1;
 	return fd;
 }
@@ -291,7 +301,10 @@ int ioctl(int fd, unsigned long number, ...)
 	if (state->magic == MAGIC) {
 		while (__atomic_exchange_n(&state->lock, 1, __ATOMIC_ACQUIRE))
 			sched_yield();
-		error = serve(state, number, argument);
+		if (number != VRAM_IOCTL_VERSION && number != VRAM_IOCTL_INFO && restarted() && !state->fresh)
+			error = ESTALE;
+		else
+			error = serve(state, number, argument);
 		__atomic_store_n(&state->lock, 0, __ATOMIC_RELEASE);
 	}
 	munmap(state, HEADER_BYTES + BAND_BYTES);

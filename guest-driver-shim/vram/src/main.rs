@@ -21,6 +21,8 @@ use clap::Parser;
 
 use arguments::Arguments;
 use commands::{Different, UsageError};
+use holder::HolderError;
+use pipeline::PipelineError;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -33,7 +35,23 @@ fn main() -> ExitCode {
     if !error.is::<Different>() && !is_broken_pipe(&error) {
         eprintln!("vram: {error:#}");
     }
+    if matches!(device_error(&error), Some(vram::Error::Stale(_))) {
+        eprintln!("vram: forget what was held with vram release, then put it again");
+    }
     ExitCode::FAILURE
+}
+
+/// What the device said, if it was the device.
+fn device_error(error: &anyhow::Error) -> Option<&vram::Error> {
+    match error.downcast_ref() {
+        Some(PipelineError::Device(device)) => return Some(device),
+        Some(_) => return None,
+        None => {}
+    }
+    match error.downcast_ref() {
+        Some(HolderError::Device(device)) => Some(device),
+        _ => error.downcast_ref(),
+    }
 }
 
 /// Whoever read our output has seen enough.

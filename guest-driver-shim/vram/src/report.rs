@@ -149,12 +149,12 @@ pub(crate) struct Done {
     pub(crate) placement: Vec<Part>,
     /// For a copy: from what.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<From>,
+    pub(crate) source: Option<CopySource>,
 }
 
 /// What a copy was made from.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct From {
+pub(crate) struct CopySource {
     pub(crate) name: Name,
     pub(crate) address: Handle,
     pub(crate) placement: Vec<Part>,

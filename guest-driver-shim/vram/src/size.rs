@@ -40,7 +40,7 @@ impl FromStr for ByteSize {
         if whole.is_empty() || fraction.len() > 12 || number.ends_with('.') {
             return Err(SizeError::Malformed);
         }
-        let parse = |digits: &str| digits.parse::<u128>().map_err(|_| SizeError::Malformed);
+        let parse = |digits: &str| digits.parse::<u128>().ok().ok_or(SizeError::Malformed);
         if whole.len() > 24 {
             return Err(SizeError::TooLarge);
         }
@@ -50,7 +50,7 @@ impl FromStr for ByteSize {
         if !scaled.is_multiple_of(scale) {
             return Err(SizeError::Fraction);
         }
-        u64::try_from(scaled / scale).map(Self).map_err(|_| SizeError::TooLarge)
+        u64::try_from(scaled / scale).ok().map(Self).ok_or(SizeError::TooLarge)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use vram::{Device, DeviceAddress, Pattern};
 
 use super::{Context, UsageError};
@@ -15,7 +15,7 @@ use crate::{
     file::{Destination, Source},
     holder::{Entry, Handle, Name, Wish},
     pipeline,
-    report::{self, Done, From, Part, Rate},
+    report::{self, CopySource, Done, Part, Rate},
 };
 
 /// Allocates and fills from a file. If anything fails the holder frees the memory, because this command goes away.
@@ -40,12 +40,19 @@ pub(crate) fn put(context: &mut Context<'_>, put: Put) -> Result<()> {
     Ok(())
 }
 
-/// Writes an allocation to a file. With standard output as the file, the report goes to standard error.
+/// Writes an allocation to a file, but never other bytes than were put. With standard output as the file, the report goes to standard error.
 pub(crate) fn get(context: &mut Context<'_>, handle: &Handle, file: &Path) -> Result<()> {
     let mut session = context.session()?;
     let (entry, address) = session.open(handle)?;
     let destination = Destination::create(file)?;
     let (moved, destination) = pipeline::download(session.device(), address, entry.bytes, destination)?;
+    if let Some(expected) = entry.sha256.filter(|expected| *expected != moved.sha256) {
+        bail!(
+            "{} is not what was put: its SHA-256 is {} and not {expected}; no file was replaced. Was it filled meanwhile?",
+            entry.name,
+            moved.sha256
+        );
+    }
     destination.finish()?;
     let done = Done {
         sha256: Some(moved.sha256),
@@ -81,7 +88,7 @@ pub(crate) fn copy(
         sha256: from.sha256,
         rate: Rate::new(from.bytes, elapsed, elapsed),
         placement: place(session.device(), address)?,
-        source: Some(From {
+        source: Some(CopySource {
             placement: place(session.device(), from_address)?,
             name: from.name,
             address: from.address,

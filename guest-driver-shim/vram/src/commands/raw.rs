@@ -182,14 +182,15 @@ fn parse_words(text: &str) -> Result<Step, &'static str> {
         "fill" => {
             let (place, len_bytes) = (place(words)?, size(words)?);
             let value = number(words.next().ok_or("the pattern is missing")?)
-                .map_err(|_| "the pattern is no number")?;
+                .ok()
+                .ok_or("the pattern is no number")?;
             let width = match words.next() {
                 None | Some("1") => Width::One,
                 Some("2") => Width::Two,
                 Some("4") => Width::Four,
                 Some(_) => return Err("the width is 1, 2 or 4"),
             };
-            let pattern = pattern(value, width).map_err(|_| "the pattern does not fit in its width")?;
+            let pattern = pattern(value, width).ok().ok_or("the pattern does not fit in its width")?;
             Step::Fill { place, len_bytes, pattern }
         }
         "query" => Step::Query(place(words)?),
@@ -218,7 +219,7 @@ fn size(words: &mut SplitWhitespace<'_>) -> Result<u64, &'static str> {
 fn size_or(words: &mut SplitWhitespace<'_>, default: u64) -> Result<u64, &'static str> {
     match words.next() {
         None => Ok(default),
-        Some(word) => word.parse().map(|size: ByteSize| size.0).map_err(|_| "the alignment is no size"),
+        Some(word) => word.parse().map(|size: ByteSize| size.0).ok().ok_or("the alignment is no size"),
     }
 }
 
@@ -227,13 +228,13 @@ fn place(words: &mut SplitWhitespace<'_>) -> Result<Place, &'static str> {
     const PROBLEM: &str = "an address is missing, or neither 0x… nor @N[+OFFSET]";
     let word = words.next().ok_or(PROBLEM)?;
     if let Some(digits) = word.strip_prefix("0x") {
-        return u64::from_str_radix(digits, 16).map(Place::Address).map_err(|_| PROBLEM);
+        return u64::from_str_radix(digits, 16).map(Place::Address).ok().ok_or(PROBLEM);
     }
     let word = word.strip_prefix('@').ok_or(PROBLEM)?;
     let split = word.find(['+', '-']).unwrap_or(word.len());
     let (number, offset) = word.split_at(split);
-    let number = number.parse().map_err(|_| PROBLEM)?;
-    let bytes = |text: &str| text.parse::<ByteSize>().map(|size| size.0).map_err(|_| PROBLEM);
+    let number = number.parse().ok().ok_or(PROBLEM)?;
+    let bytes = |text: &str| text.parse::<ByteSize>().map(|size| size.0).ok().ok_or(PROBLEM);
     let offset_bytes = match offset.split_at_checked(1) {
         Some(("+", text)) => bytes(text)?,
         Some((_, text)) => bytes(text)?.wrapping_neg(),

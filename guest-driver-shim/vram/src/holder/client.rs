@@ -45,6 +45,8 @@ pub(crate) enum HolderError {
     OtherDevice { found: String, wanted: PathBuf },
     #[error("The holder's answer makes no sense; use the vram program of one release everywhere")]
     Nonsense,
+    #[error("The holder's answer cannot be read; use the vram program of one release everywhere")]
+    NotJson(#[source] serde_json::Error),
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
@@ -222,7 +224,7 @@ impl Wire {
     }
 
     fn send(&mut self, request: &Request) -> Result<(), HolderError> {
-        let mut line = serde_json::to_vec(request).map_err(|_| HolderError::Nonsense)?;
+        let mut line = serde_json::to_vec(request).map_err(HolderError::NotJson)?;
         line.push(b'\n');
         self.stream.write_all(&line).map_err(|source| self.broken(source))
     }
@@ -233,7 +235,7 @@ impl Wire {
         loop {
             if let Some(end) = self.inbox.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.inbox.drain(..=end).collect();
-                let reply = serde_json::from_slice(&line).map_err(|_| HolderError::Nonsense)?;
+                let reply = serde_json::from_slice(&line).map_err(HolderError::NotJson)?;
                 return Ok((reply, descriptor));
             }
             if self.inbox.len() >= MAX_LINE_BYTES {

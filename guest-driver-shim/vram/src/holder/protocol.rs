@@ -125,8 +125,8 @@ impl FromStr for Digest {
         }
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| TextError::Digest)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| TextError::Digest)?;
+            let pair = std::str::from_utf8(pair).ok().ok_or(TextError::Digest)?;
+            *byte = u8::from_str_radix(pair, 16).ok().ok_or(TextError::Digest)?;
         }
         Ok(Self(bytes))
     }
@@ -181,7 +181,7 @@ pub(crate) enum Request {
     Open { handle: Handle },
     /// Free one.
     Free { handle: Handle },
-    /// Free all; those in use by others only with `force`. The holder ends when nothing is left.
+    /// Free all, those in use by others only with `force`, and end the holder.
     FreeAll { force: bool },
     /// Entries after a name, or from the first.
     List { after: Option<Name> },
@@ -242,6 +242,10 @@ pub(crate) enum Refusal {
     WrongProtocol { holder: u32, client: u32 },
     #[error("The holder did not understand the request; use the vram program of one release everywhere")]
     NotUnderstood,
+    #[error(
+        "The host's daemon was started anew and the memory of all that is held is gone; forget it (vram release) and put the data again"
+    )]
+    Stale,
     /// The device refused; the words are libvram's.
     #[error("{message}")]
     Device { errno: i32, message: String },

@@ -1,7 +1,7 @@
 //! The holder itself: one thread, one `poll`, no waiting for any client.
 //!
-//! A client that sends a line that is too long, or does not read its replies, is dropped; what it was filling is freed.
-//! The wait in `poll` has no deadline once a client has come: with something held, there is nothing else to do.
+//! A probe that connects and says nothing does not count as use. A client that sends a line that is too long, or does not read its replies, is dropped; what it was filling is freed.
+//! The wait in `poll` has no deadline while something is held or somebody is connected: there is nothing else to do.
 
 use std::{
     collections::BTreeMap,
@@ -83,7 +83,8 @@ pub(crate) fn serve<M: Memory + AsFd>(
     listener.set_nonblocking(true).map_err(file_error(&place.socket))?;
     ready(Readiness::Holding).map_err(file_error(&place.socket))?;
 
-    let mut holder = Holder { listener, table: Table::new(memory), clients: BTreeMap::new(), device };
+    let mut holder =
+        Holder { listener, table: Table::new(memory), clients: BTreeMap::new(), device, used: false };
     let served = holder.run();
     // While the lock is still ours, so that the next holder's socket is not the one removed.
     let removed = fs::remove_file(&place.socket).map_err(file_error(&place.socket));
@@ -120,34 +121,49 @@ struct Holder<M> {
     table: Table<M>,
     clients: BTreeMap<u64, Connection>,
     device: String,
+    /// Whether anyone has asked for anything yet.
+    used: bool,
 }
 
 impl<M: Memory + AsFd> Holder<M> {
     fn run(&mut self) -> Result<(), ServeError> {
         let start = Instant::now();
         let mut next_number = 0;
-        while !self.table.is_empty()
-            || !self.clients.is_empty()
-            || (next_number == 0 && start.elapsed() < GRACE)
-        {
-            let timeout = if next_number == 0 { GRACE } else { Duration::MAX };
-            let (knocked, talking) = self.wait(timeout)?;
+        loop {
+            let grace = GRACE.saturating_sub(start.elapsed());
+            let idle = self.table.is_empty() && self.clients.is_empty();
+            if idle && (self.used || grace.is_zero()) {
+                return Ok(());
+            }
+            let (knocked, talking) = self.wait(if idle { grace } else { Duration::MAX })?;
             for number in talking {
-                let keep = self.clients.get_mut(&number).is_some_and(|connection| {
-                    receive(connection).is_ok_and(|ended| {
-                        // What came before the end still counts.
-                        answer(connection, &mut self.table, &self.device).is_ok() && !ended
-                    })
-                });
-                if !keep && let Some(connection) = self.clients.remove(&number) {
-                    self.table.leave(connection.client);
+                match self.attend(number) {
+                    Next::Keep => {}
+                    Next::Drop => {
+                        if let Some(connection) = self.clients.remove(&number) {
+                            self.table.leave(connection.client);
+                        }
+                    }
+                    Next::End => return Ok(()),
                 }
             }
             if knocked {
                 self.accept(&mut next_number);
             }
         }
-        Ok(())
+    }
+
+    /// Reads what a client has to say and answers it.
+    fn attend(&mut self, number: u64) -> Next {
+        let Some(connection) = self.clients.get_mut(&number) else { return Next::Keep };
+        let Ok(ended) = receive(connection) else { return Next::Drop };
+        self.used |= !connection.inbox.is_empty();
+        // What came before the end still counts.
+        match answer(connection, &mut self.table, &self.device) {
+            Ok(Next::Keep) if ended => Next::Drop,
+            Ok(next) => next,
+            Err(_) => Next::Drop,
+        }
     }
 
     /// Waits; returns whether someone wants to connect, and the clients that say something or end.
@@ -182,6 +198,14 @@ impl<M: Memory + AsFd> Holder<M> {
     }
 }
 
+/// What becomes of a connection.
+enum Next {
+    Keep,
+    Drop,
+    /// All was freed: nobody shall put anything into this context any more.
+    End,
+}
+
 /// Reads what is there; returns whether the client has ended.
 fn receive(connection: &mut Connection) -> io::Result<bool> {
     let mut bytes = [0; MAX_LINE_BYTES];
@@ -203,12 +227,14 @@ fn answer<M: Memory + AsFd>(
     connection: &mut Connection,
     table: &mut Table<M>,
     device: &str,
-) -> io::Result<()> {
+) -> io::Result<Next> {
     while let Some(end) = connection.inbox.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = connection.inbox.drain(..=end).collect();
-        let reply = match serde_json::from_slice(&line) {
-            Ok(request) => reply(connection.client, request, table, device),
-            Err(_) => Reply::Refused(Refusal::NotUnderstood),
+        let request: Option<Request> = serde_json::from_slice(&line).ok();
+        let frees_all = matches!(request, Some(Request::FreeAll { .. }));
+        let reply = match request {
+            Some(request) => reply(connection.client, request, table, device),
+            None => Reply::Refused(Refusal::NotUnderstood),
         };
         let mut bytes = serde_json::to_vec(&reply)?;
         bytes.push(b'\n');
@@ -216,8 +242,14 @@ fn answer<M: Memory + AsFd>(
             Reply::Welcome { .. } => fd::send(&connection.stream, &bytes, table.memory().as_fd())?,
             _ => connection.stream.write_all(&bytes)?,
         }
+        if frees_all && matches!(reply, Reply::Freed { .. }) {
+            return Ok(Next::End);
+        }
     }
-    if connection.inbox.len() >= MAX_LINE_BYTES { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) }
+    if connection.inbox.len() >= MAX_LINE_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(Next::Keep)
 }
 
 fn reply<M: Memory>(client: Client, request: Request, table: &mut Table<M>, device: &str) -> Reply {
@@ -350,6 +382,21 @@ mod tests {
     }
 
     #[test]
+    fn free_all_ends_the_holder_although_others_are_connected() {
+        let running = start();
+        let mut client = connect(&running);
+        let mut other = connect(&running);
+        say(&mut other, r#"{"list":{"after":null}}"#);
+        say(&mut client, RESERVE);
+
+        let reply = say(&mut client, r#"{"free_all":{"force":false}}"#);
+
+        assert_eq!(reply, "{\"freed\":{\"allocations\":1,\"bytes\":5}}\n");
+        running.thread.join().unwrap().unwrap();
+        assert_eq!(other.read_line(&mut String::new()).unwrap(), 0);
+    }
+
+    #[test]
     fn line_that_is_nonsense_is_answered_and_one_too_long_ends_the_connection() {
         let running = start();
         let mut client = connect(&running);
@@ -390,8 +437,7 @@ mod tests {
         let memory = Counter(Arc::default(), File::open("/dev/null").unwrap());
 
         let served = serve(&place, memory, "dev".into(), |_| {
-            drop(UnixStream::connect(&place.socket)?);
-            Ok(())
+            UnixStream::connect(&place.socket)?.write_all(b"nonsense\n")
         });
 
         served.unwrap();

@@ -228,6 +228,9 @@ impl<M: Memory> Table<M> {
 
 /// The device's refusal as the holder passes it on: with its words, shortened to what surely fits in a line.
 fn refusal(error: vram::Error) -> Refusal {
+    if matches!(error, vram::Error::Stale(_)) {
+        return Refusal::Stale;
+    }
     Refusal::Device { errno: error.errno(), message: error.to_string().chars().take(500).collect() }
 }
 
