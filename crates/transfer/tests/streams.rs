@@ -1,0 +1,256 @@
+//! Order, overlap, cancellation and failure of jobs on streams, over simulated GPUs.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuId, Pattern, ShardHandle};
+use vram_gpu_sim::{SimBackend, SimConfig};
+use vram_guest_memory::{HostBuffer, SpanList};
+use vram_transfer::{CloseWait, Engine, Job, Lease, Outcome, Part, TransferError, Work};
+
+const MIB: u64 = 1 << 20;
+const WAIT: Duration = Duration::from_secs(10);
+
+struct Rig {
+    sim: Arc<SimBackend>,
+    engine: Arc<Engine>,
+    band: DeviceRange,
+    _shards: Vec<ShardHandle>,
+}
+
+/// Two GPUs, 2 MiB of each mapped side by side.
+fn rig() -> Rig {
+    let sim = Arc::new(SimBackend::new(SimConfig::uniform(2, 8 * MIB)).unwrap());
+    let backend: Arc<dyn Backend> = Arc::<SimBackend>::clone(&sim);
+    let band = sim.reserve_band(4 * MIB, 2 * MIB).unwrap();
+    let mut shards = Vec::new();
+    for gpu in [0, 1] {
+        let at = DeviceAddress(band.start.0 + u64::from(gpu) * 2 * MIB);
+        let shard = sim.create_shard(GpuId(gpu), 2 * MIB).unwrap();
+        sim.map(at, &shard).unwrap();
+        sim.set_access(DeviceRange { start: at, len_bytes: 2 * MIB }, &[GpuId(0), GpuId(1)]).unwrap();
+        shards.push(shard);
+    }
+    let engine = Engine::new(&backend).unwrap();
+    Rig { sim, engine, band, _shards: shards }
+}
+
+impl Rig {
+    /// The parts of a range of the band.
+    fn parts(&self, offset: u64, len: u64) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let gpu = at / (2 * MIB);
+            let to = end.min((gpu + 1) * 2 * MIB);
+            let range = DeviceRange { start: DeviceAddress(self.band.start.0 + at), len_bytes: to - at };
+            parts.push(Part { range, gpu: GpuId(gpu as u16) });
+            at = to;
+        }
+        parts
+    }
+}
+
+fn host(bytes: &[u8]) -> SpanList {
+    let buffer = HostBuffer::new(bytes.len()).unwrap();
+    let span = buffer.span().part(0, bytes.len()).unwrap();
+    span.write_from(bytes);
+    let mut list = SpanList::new();
+    list.push(span);
+    list
+}
+
+fn job(work: Work) -> (Job, Receiver<Outcome>) {
+    let (sender, receiver) = channel();
+    let done = Box::new(move |outcome| sender.send(outcome).unwrap());
+    (Job { work, leases: Vec::new(), done }, receiver)
+}
+
+fn outcome(receiver: &Receiver<Outcome>) -> Outcome {
+    receiver.recv_timeout(WAIT).expect("the job never ended")
+}
+
+#[test]
+fn jobs_of_one_stream_over_every_lane_run_in_order() {
+    let rig = rig();
+    rig.sim.faults().delay_copies(Duration::from_millis(2));
+    let stream = rig.engine.stream();
+    let mut ends = Vec::new();
+    for round in 0..20u8 {
+        // Write over both GPUs, copy from one to the other, fill a byte, read: each depends on the one before.
+        let back = host(&vec![0; MIB as usize]);
+        let works = [
+            Work::Write { to: rig.parts(MIB + MIB / 2, MIB), from: host(&vec![round; MIB as usize]) },
+            Work::Copy { to: rig.parts(0, MIB), from: rig.parts(MIB + MIB / 2, MIB) },
+            Work::Fill { to: rig.parts(5, 1), pattern: Pattern::U8(!round) },
+            Work::Read { from: rig.parts(0, MIB), to: back.clone() },
+        ];
+        for work in works {
+            let (job, end) = job(work);
+            stream.submit(job);
+            ends.push(end);
+        }
+        let (barrier, end) = job(Work::Barrier);
+        stream.submit(barrier);
+        assert!(outcome(&end).result.is_ok());
+        let mut bytes = vec![0; MIB as usize];
+        back.read_into(&mut bytes);
+        assert_eq!(bytes[5], !round);
+        assert!(bytes[..5].iter().chain(&bytes[6..]).all(|byte| *byte == round));
+    }
+    for end in ends {
+        assert!(outcome(&end).result.is_ok());
+    }
+}
+
+#[test]
+fn completions_of_one_stream_come_in_order() {
+    let rig = rig();
+    let stream = rig.engine.stream();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let (last, ended) = channel();
+    for number in 0..200u64 {
+        let work = match number % 4 {
+            0 => Work::Write { to: rig.parts(number * 64, 64), from: host(&[1; 64]) },
+            1 => Work::Fill { to: rig.parts(3 * MIB, 64), pattern: Pattern::U32(1) },
+            2 => Work::Barrier,
+            _ => Work::Read { from: rig.parts(2 * MIB - 32, 64), to: host(&[0; 64]) },
+        };
+        let (order, last) = (Arc::clone(&order), last.clone());
+        let done = Box::new(move |outcome: Outcome| {
+            assert!(outcome.result.is_ok());
+            order.lock().unwrap().push(number);
+            if number == 199 {
+                last.send(()).unwrap();
+            }
+        });
+        stream.submit(Job { work, leases: Vec::new(), done });
+    }
+    ended.recv_timeout(WAIT).unwrap();
+    assert_eq!(*order.lock().unwrap(), (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn streams_do_not_wait_for_each_other() {
+    let rig = rig();
+    let (slow, quick) = (rig.engine.stream(), rig.engine.stream());
+    rig.sim.faults().pause(GpuId(0));
+    let (held, held_end) = job(Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) });
+    slow.submit(held);
+    let (free, free_end) = job(Work::Fill { to: rig.parts(3 * MIB, 64), pattern: Pattern::U8(1) });
+    quick.submit(free);
+    assert!(outcome(&free_end).result.is_ok());
+    assert!(held_end.try_recv().is_err());
+    rig.sim.faults().resume(GpuId(0));
+    assert!(outcome(&held_end).result.is_ok());
+}
+
+#[test]
+fn close_cancels_what_has_not_begun_and_waits_for_what_has() {
+    let rig = rig();
+    let stream = rig.engine.stream();
+    rig.sim.faults().pause(GpuId(0));
+    let (running, running_end) = job(Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) });
+    stream.submit(running);
+    // Another lane, so it has to wait for the first.
+    let (waiting, waiting_end) = job(Work::Fill { to: rig.parts(3 * MIB, 64), pattern: Pattern::U8(1) });
+    stream.submit(waiting);
+    stream.close();
+    assert!(matches!(outcome(&waiting_end).result, Err(TransferError::Cancelled)));
+    let (late, late_end) = job(Work::Barrier);
+    stream.submit(late);
+    assert!(matches!(outcome(&late_end).result, Err(TransferError::Cancelled)));
+    assert_eq!(stream.wait_idle(Duration::from_millis(20)), CloseWait::StillRunning);
+    rig.sim.faults().resume(GpuId(0));
+    assert_eq!(stream.wait_idle(WAIT), CloseWait::Idle);
+    assert!(outcome(&running_end).result.is_ok());
+}
+
+#[test]
+fn lease_is_held_until_the_copy_has_run_and_dropped_before_the_answer() {
+    struct Dropped(Arc<Mutex<bool>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap() = true;
+        }
+    }
+    let rig = rig();
+    let dropped = Arc::new(Mutex::new(false));
+    let lease: Lease = Arc::new(Dropped(Arc::clone(&dropped)));
+    rig.sim.faults().pause(GpuId(0));
+    let (sender, receiver) = channel();
+    let seen = Arc::clone(&dropped);
+    let done = Box::new(move |_| sender.send(*seen.lock().unwrap()).unwrap());
+    let work = Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) };
+    rig.engine.stream().submit(Job { work, leases: vec![lease], done });
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!*dropped.lock().unwrap());
+    rig.sim.faults().resume(GpuId(0));
+    assert!(receiver.recv_timeout(WAIT).unwrap());
+}
+
+#[test]
+fn failed_copy_says_how_far_it_got_and_the_next_job_is_fine() {
+    let rig = rig();
+    let stream = rig.engine.stream();
+    rig.sim.faults().fail_copy(2);
+    // Two parts on two GPUs: whichever copy is second fails.
+    let (failing, end) = job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
+    stream.submit(failing);
+    let failed = outcome(&end);
+    assert!(matches!(failed.result, Err(TransferError::Gpu(_))));
+    assert!(failed.moved_bytes == 0 || failed.moved_bytes == MIB);
+    let (fine, end) = job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
+    stream.submit(fine);
+    let fine = outcome(&end);
+    assert!(fine.result.is_ok());
+    assert_eq!(fine.moved_bytes, 2 * MIB);
+}
+
+#[test]
+fn more_steps_than_a_lane_keeps_enqueued_all_run() {
+    let rig = rig();
+    let stream = rig.engine.stream();
+    // Every other byte pair of a buffer: nothing merges, so each job has 1000 steps.
+    let buffer = HostBuffer::new(4000).unwrap();
+    buffer.span().write_from(&[0xab; 4000]);
+    let mut ends = Vec::new();
+    for number in 0..50u64 {
+        let mut from = SpanList::new();
+        for i in 0..1000 {
+            from.push(buffer.span().part(i * 4, 2).unwrap());
+        }
+        let (job, end) = job(Work::Write { to: rig.parts(number * 2000, 2000), from });
+        stream.submit(job);
+        ends.push(end);
+    }
+    for end in ends {
+        let outcome = outcome(&end);
+        assert!(outcome.result.is_ok(), "{:?}", outcome.result);
+    }
+    let back = host(&[0; 100_000]);
+    let (read, end) = job(Work::Read { from: rig.parts(0, 100_000), to: back.clone() });
+    stream.submit(read);
+    assert!(outcome(&end).result.is_ok());
+    let mut bytes = vec![0; 100_000];
+    back.read_into(&mut bytes);
+    assert!(bytes.iter().all(|byte| *byte == 0xab));
+}
+
+#[test]
+fn engine_dropped_with_jobs_under_way_ends_every_one() {
+    let rig = rig();
+    rig.sim.faults().delay_copies(Duration::from_millis(5));
+    let mut ends = Vec::new();
+    for i in 0..20 {
+        let stream = rig.engine.stream();
+        let (job, end) = job(Work::Fill { to: rig.parts(i * 64, 64), pattern: Pattern::U8(1) });
+        stream.submit(job);
+        ends.push(end);
+    }
+    drop(rig.engine);
+    for end in ends {
+        outcome(&end);
+    }
+}
