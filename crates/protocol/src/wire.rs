@@ -122,7 +122,7 @@ macro_rules! wire_struct {
             };
 
             /// The little-endian form; bytes no field covers are zero.
-            $vis fn to_bytes(&self) -> [u8; $size] {
+            $vis fn to_bytes(self) -> [u8; $size] {
                 let mut out = [0u8; $size];
                 $( if let Some(place) = out.get_mut($offset..) {
                     $crate::wire::Scalar::put(self.$field, place);
