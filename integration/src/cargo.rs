@@ -34,6 +34,13 @@ pub fn static_guest_binary(name: &str, profile: Profile) -> Result<PathBuf> {
     build(name, profile, true)
 }
 
+#[derive(PartialEq, Eq, Hash)]
+struct Build {
+    name: String,
+    profile: Profile,
+    is_static: bool,
+}
+
 fn build(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
     let variable =
         format!("{}{}", name.to_uppercase().replace('-', "_"), if is_static { "_STATIC" } else { "" });
@@ -43,10 +50,10 @@ fn build(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
         return Ok(path);
     }
     // One build at a time: cargo would make the others wait as well. What was built once is not asked for again.
-    static BUILT: Mutex<Option<HashMap<(String, Profile, bool), PathBuf>>> = Mutex::new(None);
+    static BUILT: Mutex<Option<HashMap<Build, PathBuf>>> = Mutex::new(None);
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let built = built.get_or_insert_default();
-    let key = (name.to_string(), profile, is_static);
+    let key = Build { name: name.to_string(), profile, is_static };
     if let Some(path) = built.get(&key) {
         return Ok(path.clone());
     }

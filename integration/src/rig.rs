@@ -39,7 +39,7 @@ impl Default for RigConfig {
     fn default() -> RigConfig {
         RigConfig {
             gpu: "sim:2x256MiB".into(),
-            slice: "512MiB".into(),
+            slice: "512MiB,queues=2".into(),
             kernel: "6.12".into(),
             vcpus: 1,
             num_vqs: 4,

@@ -23,6 +23,7 @@ const FILE_BYTES: u64 = 320 << 20;
 const SLICE: &str = "demo";
 /// Room for the file twice, in whole shards.
 const SLICE_LIMIT: &str = "768MiB";
+const REQUEST_QUEUES: u32 = 2;
 const SHARD: &str = "64MiB";
 const GUEST_KERNEL: &str = "6.12";
 /// Moving the file once; under emulation and on a busy machine.
@@ -64,8 +65,10 @@ fn demo() -> Result<()> {
     steps.say(&format!("{} ({bytes} bytes)", mib(bytes)));
 
     steps.begin("starting vramd");
-    let mut config =
-        VramdConfig::new(&format!("sim:{GPUS}x{}MiB", GPU_BYTES >> 20), &[&format!("{SLICE}={SLICE_LIMIT}")]);
+    let mut config = VramdConfig::new(
+        &format!("sim:{GPUS}x{}MiB", GPU_BYTES >> 20),
+        &[&format!("{SLICE}={SLICE_LIMIT},queues={REQUEST_QUEUES}")],
+    );
     config.shard = SHARD.into();
     config.profile = Profile::Release;
     let daemon = Vramd::start(config)?;
@@ -83,7 +86,7 @@ fn demo() -> Result<()> {
         .writable_disk(&returned)
         .unloaded_module(&built.module.path)
         .file(&built.cli, "/usr/bin/vram")
-        .vhost_user(VhostUserDevice::vram(daemon.socket(SLICE), 6))
+        .vhost_user(VhostUserDevice::vram(daemon.socket(SLICE), 2 + REQUEST_QUEUES))
         .start()
         .with_context(|| daemon.log_tail())?;
     steps.say(&format!("Linux {}", kernel.release));
