@@ -274,3 +274,33 @@ fn gpus_that_cannot_reach_each_other_still_share_an_allocation() -> Result<()> {
     assert!(driver.read(context, second + 7 * MIB + 5, 3 * MIB)?.payload == data);
     Ok(())
 }
+
+#[test]
+fn kick_descriptor_that_is_no_eventfd_is_refused() -> Result<()> {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    let daemon = two_slices()?;
+    let file = tempfile::tempfile()?;
+    // SAFETY: the descriptor was just taken out of its file and belongs to nobody else.
+    let not_an_eventfd = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(file.into_raw_fd()) };
+    let frontend = FakeVm::handshake(&daemon.socket("a"), 4)?;
+    assert!(frontend.set_vring_kick(0, &not_an_eventfd).is_err());
+    drop(frontend);
+    daemon.driver("a")?;
+    Ok(())
+}
+
+#[test]
+fn every_stream_of_many_contexts_can_be_used() -> Result<()> {
+    let daemon = two_slices()?;
+    let mut driver = daemon.driver("a")?;
+    for _ in 0..3 {
+        let context = driver.open()?;
+        let base = driver.must_alloc(context, 4096)?;
+        for stream in 0..1024u32 {
+            let fill = vram_protocol::Fill { range: Range { address: base, length: 4 }, pattern: stream, width: 4 };
+            assert_eq!(driver.send(context, stream, &Request::Fill(fill), &[], 0)?.status(), Status::Ok);
+        }
+        assert_eq!(driver.read(context, base, 4)?.payload, 1023u32.to_le_bytes());
+    }
+    Ok(())
+}

@@ -22,6 +22,6 @@ mod span;
 mod span_list;
 
 pub use buffer::HostBuffer;
-pub use map::{Departed, GuestMap, MAX_REGIONS, MapError, RegionSpec};
+pub use map::{Departed, GuestMap, MAX_GUEST_BYTES, MAX_REGIONS, MapError, RegionSpec};
 pub use span::{HostSpan, SpanError};
 pub use span_list::SpanList;

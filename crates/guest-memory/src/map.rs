@@ -15,6 +15,10 @@ use crate::span::{HostSpan, Mapping, SpanError};
 /// Most regions one guest may have; the slot limit of vhost-user.
 pub const MAX_REGIONS: usize = 509;
 
+/// Most memory one guest may map here: far above any real guest, far below this process's address space, which all
+/// guests share.
+pub const MAX_GUEST_BYTES: u64 = 4 << 40;
+
 /// One region as a frontend describes it.
 #[derive(Debug)]
 pub struct RegionSpec {
@@ -81,6 +85,9 @@ pub enum MapError {
     /// Too many regions.
     #[error("A guest may have {MAX_REGIONS} memory regions at most")]
     TooMany,
+    /// Too much memory.
+    #[error("A guest may have {MAX_GUEST_BYTES:#x} bytes of memory at most")]
+    TooLarge,
     /// No such region.
     #[error("There is no memory region at {guest_start:#x} with {len_bytes:#x} bytes")]
     NoSuchRegion {
@@ -137,6 +144,10 @@ impl GuestMap {
         };
         if guest_start.checked_add(len_bytes).is_none() || frontend_start.checked_add(len_bytes).is_none() {
             return Err(bad);
+        }
+        let mapped_bytes = self.regions.iter().fold(len_bytes, |sum, region| sum.saturating_add(region.mapped.len()));
+        if mapped_bytes > MAX_GUEST_BYTES {
+            return Err(MapError::TooLarge);
         }
         let Ok(size) = usize::try_from(len_bytes) else { return Err(bad) };
         let file_bytes = file.metadata().map_err(|source| MapError::File { guest_start, source })?.len();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use vram_guest_memory::{GuestMap, HostSpan, MapError, RegionSpec, SpanList, sigbus};
+use vram_guest_memory::{GuestMap, HostSpan, MAX_GUEST_BYTES, MapError, RegionSpec, SpanList, sigbus};
 
 const PAGE: u64 = 4096;
 
@@ -86,6 +86,8 @@ fn regions_that_make_no_sense_are_refused_and_change_nothing() {
     assert!(matches!(refused(spec(0x90000, 32 * PAGE, &file, 0)), MapError::FileTooSmall { .. }));
     assert!(matches!(refused(spec(0x90000, PAGE, &file, 16 * PAGE)), MapError::FileTooSmall { .. }));
     assert!(matches!(refused(spec(0x10000 + PAGE, PAGE, &file, 0)), MapError::Collection { .. }));
+    let sparse = memfd(MAX_GUEST_BYTES);
+    assert!(matches!(refused(spec(1 << 45, MAX_GUEST_BYTES, &sparse, 0)), MapError::TooLarge));
     assert!(map.without_region(0x10000, PAGE).is_err(), "a part of a region is no region");
     assert_eq!(map.region_count(), 3);
 }

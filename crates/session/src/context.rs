@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use vram_gpu::DeviceRange;
 use vram_protocol::Status;
 use vram_residency::MemoryLease;
 use vram_transfer::{CloseWait, Engine, Stream};
+
+/// Streams a context keeps without looking for idle ones.
+const MANY_STREAMS: usize = 64;
 
 /// Memory a context holds.
 pub(crate) struct Allocation {
@@ -62,22 +65,30 @@ impl Context {
         }
     }
 
-    /// The stream with this number, made when first used.
+    /// The stream with this number, made when first used. Idle ones are forgotten when there are many: a stream on
+    /// which nothing is under way orders nothing.
     pub(crate) fn stream(&mut self, number: u32, engine: &Arc<Engine>) -> Stream {
+        if let Some(stream) = self.streams.get(&number) {
+            return stream.clone();
+        }
+        if self.streams.len() >= MANY_STREAMS {
+            self.streams.retain(|_, stream| !stream.is_idle());
+        }
         self.streams.entry(number).or_insert_with(|| engine.stream()).clone()
     }
 
-    /// Every stream used so far.
+    /// Every stream on which something may be under way.
     pub(crate) fn streams(&self) -> Vec<Stream> {
         self.streams.values().cloned().collect()
     }
 
     /// Cancels what has not begun, waits for what has, and frees the memory. False if something is still under way
-    /// after that time; its memory is freed when it ends.
-    pub(crate) fn close(self, timeout: Duration) -> bool {
+    /// at the deadline; its memory is freed when it ends.
+    pub(crate) fn close(self, deadline: Instant) -> bool {
         for stream in self.streams.values() {
             stream.close();
         }
-        self.streams.values().all(|stream| stream.wait_idle(timeout) == CloseWait::Idle)
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.streams.values().all(|stream| stream.wait_idle(left()) == CloseWait::Idle)
     }
 }

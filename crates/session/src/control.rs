@@ -10,6 +10,7 @@ use vram_protocol::{
 
 use crate::context::{Allocation, Context};
 use crate::error::allocate_status;
+use crate::session::close_deadline;
 use crate::{Reply, Session};
 
 /// The good answer to a control request, before it has a tag and an epoch.
@@ -179,7 +180,7 @@ impl Session {
             self.config.counters.set_contexts(state.contexts.len());
             context
         };
-        self.close(header.context, context);
+        self.close(header.context, context, close_deadline());
         Ok(Good::default())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 use vram_pool::SliceId;
@@ -12,7 +12,7 @@ use vram_residency::Residency;
 use crate::Counters;
 use crate::context::Context;
 
-/// How long the end of a context waits for its transfers.
+/// How long the end of contexts waits for their transfers, however many end at once.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
 /// What a session is made of.
@@ -107,16 +107,23 @@ impl Session {
             std::mem::take(&mut state.contexts)
         };
         self.config.counters.set_contexts(0);
+        let deadline = close_deadline();
         for (number, context) in contexts {
-            self.close(number, context);
+            self.close(number, context, deadline);
         }
     }
 
-    pub(crate) fn close(&self, number: u32, context: Context) {
-        if !context.close(CLOSE_WAIT) {
+    pub(crate) fn close(&self, number: u32, context: Context, deadline: Instant) {
+        if !context.close(deadline) {
             warn!(slice = %self.config.slice_name, context = number, "a context's transfers outlast it");
         }
     }
+}
+
+/// Until when contexts that are closed now wait for their transfers.
+pub(crate) fn close_deadline() -> Instant {
+    let now = Instant::now();
+    now.checked_add(CLOSE_WAIT).unwrap_or(now)
 }
 
 impl Drop for Session {

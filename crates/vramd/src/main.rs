@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
@@ -44,6 +45,8 @@ fn run(config: &Config) -> Result<()> {
     stop.add(Signal::SIGTERM);
     stop.thread_block().context("Signals cannot be blocked")?;
 
+    raise_descriptor_limit()?;
+
     let daemon = Daemon::start(config)?;
     let state: Arc<dyn ControlState> = Arc::<vramd::state::DaemonState>::clone(daemon.state());
     let control = ControlServer::start(&config.control, state).context("The operator API cannot be served")?;
@@ -53,6 +56,13 @@ fn run(config: &Config) -> Result<()> {
     control.stop().context("The operator API did not stop cleanly")?;
     drop(daemon);
     Ok(())
+}
+
+/// Guests bring descriptors: one for each memory region, two for each queue. The soft limit, often 1024, is for
+/// programs that use select.
+fn raise_descriptor_limit() -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("The limit of open files cannot be read")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("The limit of open files cannot be raised")
 }
 
 fn level(level: LogLevel) -> &'static str {
