@@ -1,0 +1,60 @@
+//! The operator API's server, fed anything over its real socket. It answers in HTTP or not at all, in bounded time.
+#![no_main]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use vram_control_api::v1::{Daemon, Gpu, Slice};
+use vram_control_server::{ControlServer, ControlState};
+
+struct Nothing;
+
+impl ControlState for Nothing {
+    fn daemon(&self) -> Daemon {
+        Daemon {
+            version: String::new(),
+            backend: "sim".to_owned(),
+            simulated: true,
+            backend_version: String::new(),
+            boot_epoch: 1,
+            uptime_seconds: 0,
+        }
+    }
+
+    fn gpus(&self) -> Vec<Gpu> {
+        Vec::new()
+    }
+
+    fn slices(&self) -> Vec<Slice> {
+        Vec::new()
+    }
+
+    fn slice(&self, _name: &str) -> Option<Slice> {
+        None
+    }
+}
+
+thread_local! {
+    static SERVER: ControlServer = {
+        let folder = tempfile::tempdir().expect("a temporary folder").keep();
+        ControlServer::start(folder.join("control.sock"), Arc::new(Nothing)).expect("a server")
+    };
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut stream = SERVER.with(|server| UnixStream::connect(server.socket())).expect("the server listens");
+    stream.set_read_timeout(Some(Duration::from_secs(8))).expect("a time limit");
+    // The server may have heard enough and closed.
+    let _ = stream.write_all(data).and_then(|()| stream.shutdown(Shutdown::Write));
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("no end of an answer: {error}"),
+    }
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{:?}", String::from_utf8_lossy(&answer));
+});
