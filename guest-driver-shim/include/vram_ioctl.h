@@ -11,13 +11,16 @@
  *   EINVAL     a reserved field is not zero, or a length, alignment, width,
  *              direction or stream is not valid, or a COPY overlaps itself
  *   ENXIO      a device address does not lie in a live allocation of this file
- *   ENOMEM     the pool has no memory left for this slice
+ *   ENOMEM     the pool has no memory left for this slice, or the guest's
+ *              kernel has none
  *   EDQUOT     the slice's limit does not allow it
  *   EMFILE     too many contexts or allocations
- *   EIO        the transfer failed on the GPU; `moved` says how far it got
+ *   EIO        the transfer failed on the GPU, `moved` says how far it got; or
+ *              the device broke the protocol
  *   ENODEV     the device or the GPU that held the bytes is gone
  *   ETIMEDOUT  the device did not answer in time
- *   ESTALE     the daemon was started anew and the memory of this file is gone
+ *   ESTALE     the session was lost (the daemon was started anew, or its
+ *              connection broke) and the memory of this file is gone
  *   EINTR      a fatal signal arrived
  *   ENOTTY     no such call
  */

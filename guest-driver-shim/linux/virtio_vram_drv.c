@@ -61,7 +61,7 @@ void vram_device_break(struct vram_device *vram, const char *why)
 }
 
 /**
- * vram_device_lose_session - the daemon has a new epoch
+ * vram_device_lose_session - the daemon has forgotten the session
  * @vram: the device
  *
  * Calls of files that have a context fail from now on.
@@ -120,7 +120,7 @@ static int vram_negotiate_again(struct virtio_device *vdev)
 }
 
 /*
- * The daemon was started anew. The rings are started anew as well: requests
+ * The daemon was started anew, or lost its connection. The rings are started anew as well: requests
  * may have been lost, and none that names a context of the old session may
  * reach the new one, where the number can be someone else's.
  */
@@ -132,7 +132,7 @@ static void vram_restart_work(struct work_struct *work)
 
 	if (READ_ONCE(vram->state) != VRAM_STALE)
 		return;
-	vram_info(vram, "the daemon was started anew, the memory of open files is gone\n");
+	vram_info(vram, "the session was lost, the memory of open files is gone\n");
 	vram_rings_fail(vram, -ESTALE);
 	vram_rings_stop(vram, -ESTALE);
 	err = vram_negotiate_again(vram->vdev);
@@ -141,7 +141,7 @@ static void vram_restart_work(struct work_struct *work)
 	if (!err)
 		err = vram_session_hello(vram);
 	if (err)
-		vram_device_break(vram, "it could not be started anew");
+		vram_device_break(vram, "no new session");
 }
 
 /**
@@ -311,7 +311,7 @@ static int vram_restore(struct virtio_device *vdev)
 	if (!err)
 		err = vram_session_hello(vram);
 	if (err)
-		vram_device_break(vram, "it could not be resumed");
+		vram_device_break(vram, "no session after sleep");
 	return err;
 }
 #endif

@@ -3,8 +3,9 @@
  * virtio_vram: what its files share.
  *
  * virtio_vram_drv.c       the life of a device: probe, remove, freeze, restart
- * virtio_vram_queue.c     messages, queues, waiting, what happens when the
- *                         device does not answer
+ * virtio_vram_rings.c     finding the queues, starting and stopping the device
+ * virtio_vram_queue.c     messages, waiting, what happens when the device does
+ *                         not answer
  * virtio_vram_session.c   control requests: HELLO, contexts, memory, queries
  * virtio_vram_transfer.c  data requests: pinning, splitting, pipelining
  * virtio_vram_chardev.c   /dev/vramN
@@ -50,7 +51,7 @@
  * enum vram_state - what may be done with a device
  * @VRAM_STARTING: HELLO and nothing else
  * @VRAM_READY: everything
- * @VRAM_STALE: the daemon was started anew; the rings are to be restarted
+ * @VRAM_STALE: the daemon forgot the session; the rings are to be restarted
  * @VRAM_FROZEN: the system sleeps
  * @VRAM_BROKEN: the device did not answer, or answered nonsense
  * @VRAM_GONE: removed
@@ -243,10 +244,14 @@ unsigned long vram_timeout(void);
 int vram_queue_try_submit(struct vram_queue *queue, struct vram_message *msg);
 int vram_queue_submit(struct vram_queue *queue, struct vram_message *msg);
 void vram_queue_forget(struct vram_message *msg);
+void vram_queue_callback(struct virtqueue *vq);
+void vram_message_answered(struct vram_message *msg, int error);
+void vram_deferred_work(struct work_struct *work);
+
+/* virtio_vram_rings.c */
 int vram_rings_start(struct vram_device *vram);
 void vram_rings_stop(struct vram_device *vram, int error);
 void vram_rings_fail(struct vram_device *vram, int error);
-void vram_deferred_work(struct work_struct *work);
 
 /* virtio_vram_session.c */
 int vram_session_hello(struct vram_device *vram);

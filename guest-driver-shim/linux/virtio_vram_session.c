@@ -73,7 +73,8 @@ int vram_session_hello(struct vram_device *vram)
 	epoch = le64_to_cpu(msg->response.epoch);
 	spin_lock_irq(&vram->state_lock);
 	if (vram->state == VRAM_STARTING || vram->state == VRAM_STALE) {
-		if (epoch != vram->boot_epoch)
+		if (epoch != vram->boot_epoch ||
+		    !(reply->flags & cpu_to_le32(VRAM_DEVICE_RESUMED)))
 			WRITE_ONCE(vram->generation, vram->generation + 1 ?: 1);
 		vram->boot_epoch = epoch;
 		vram->hello = *reply;

@@ -318,7 +318,10 @@ static int vram_job_run(struct vram_job *job)
 		else
 			vram_job_pop(job);
 	}
-	return job->error ? job->error : err;
+	/* What gave the device up says more than what that led to. */
+	if (!job->error || err == -ETIMEDOUT)
+		return err;
+	return job->error;
 }
 
 static void vram_job_init(struct vram_job *job, struct vram_device *vram,
