@@ -47,6 +47,8 @@ pub const FENCE_ALL_STREAMS: u16 = 1 << 0;
 
 /// HELLO and INFO flag: no GPU is behind this device; memory and copies are simulated.
 pub const DEVICE_SIMULATED: u32 = 1 << 0;
+/// HELLO flag: the session this driver opened before goes on, with its contexts and memory.
+pub const DEVICE_RESUMED: u32 = 1 << 1;
 /// INFO GPU entry flag: the slice's home GPU.
 pub const GPU_HOME: u32 = 1 << 0;
 

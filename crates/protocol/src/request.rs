@@ -258,7 +258,7 @@ pub enum Request {
     Write(Range),
     /// The range to guest RAM.
     Read(Range),
-    /// See [`Copy`].
+    /// See [`struct@Copy`].
     Copy(Copy),
     /// See [`Fill`].
     Fill(Fill),
