@@ -80,7 +80,8 @@ fn main() -> Result<()> {
         println!("{:<24} {:>12.2} {:>16.3}", figure.name, figure.gib_per_s, figure.cpu_s_per_gib);
     }
     for what in ["H2D", "D2H", "D2D"] {
-        let of = |kind: &str| figures.iter().find(|f| f.name == format!("{kind} {what}")).map(|f| f.gib_per_s);
+        let of =
+            |kind: &str| figures.iter().find(|f| f.name == format!("{kind} {what}")).map(|f| f.gib_per_s);
         if let (Some(raw), Some(path)) = (of("raw"), of("path")) {
             println!("{what}: path / raw = {:.2}", path / raw);
         }
@@ -179,7 +180,12 @@ fn raw(backend: &Arc<dyn Backend>, bytes: u64) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn path(config: &Config, backend: &Arc<dyn Backend>, dir: &std::path::Path, bytes: u64) -> Result<Vec<Figure>> {
+fn path(
+    config: &Config,
+    backend: &Arc<dyn Backend>,
+    dir: &std::path::Path,
+    bytes: u64,
+) -> Result<Vec<Figure>> {
     let _daemon = Daemon::start_on(config, Arc::clone(backend))?;
     let spec = VmSpec {
         regions: vec![
@@ -210,8 +216,9 @@ fn path(config: &Config, backend: &Arc<dyn Backend>, dir: &std::path::Path, byte
             })
         })?,
         measure("path D2H", bytes, || {
-            driver
-                .run_load(2, context, 0, load, |n| Request::Read(Range { address: first + at(n), length: BLOCK }))
+            driver.run_load(2, context, 0, load, |n| {
+                Request::Read(Range { address: first + at(n), length: BLOCK })
+            })
         })?,
         measure("path D2D", bytes, || {
             driver.run_load(2, context, 0, quiet, |n| {

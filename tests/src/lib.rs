@@ -1,5 +1,6 @@
 //! What the whole-daemon tests share: a daemon in this process on simulated GPUs, and the binaries for tests that
 //! spawn them.
+#![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -31,7 +31,8 @@ impl Rig {
         let context = driver.open()?;
         let base = driver.must_alloc(context, MIB)?;
         let ram = &driver.vm.ram;
-        let (request, response, data) = (ram.take(0, 4096, 64)?, ram.take(0, 4096, 64)?, ram.take(0, 8192, 64)?);
+        let (request, response, data) =
+            (ram.take(0, 4096, 64)?, ram.take(0, 4096, 64)?, ram.take(0, 8192, 64)?);
         Ok(Self { daemon, driver, context, base, request, response, data })
     }
 
@@ -89,29 +90,65 @@ fn malformed_chains_are_answered_and_the_queue_goes_on() -> Result<()> {
     let nowhere = 0xdead_0000_0000;
     let cases: Vec<(&str, Vec<Descriptor>, Option<u32>)> = vec![
         ("good", vec![d(request, 64, NEXT), d(data, 16, NEXT), d(response, 40, WRITE)], OK),
-        ("good, one byte at a time", {
-            let mut chain: Vec<_> = (0..64).map(|i| d(request + i, 1, NEXT)).collect();
-            chain.push(d(data, 16, NEXT));
-            chain.push(d(response, 39, NEXT | WRITE));
-            chain.push(d(response + 39, 1, WRITE));
-            chain
-        }, OK),
-        ("no room for a response", vec![d(request, 64, NEXT), d(data, 16, NEXT), d(response, 39, WRITE)], None),
+        (
+            "good, one byte at a time",
+            {
+                let mut chain: Vec<_> = (0..64).map(|i| d(request + i, 1, NEXT)).collect();
+                chain.push(d(data, 16, NEXT));
+                chain.push(d(response, 39, NEXT | WRITE));
+                chain.push(d(response + 39, 1, WRITE));
+                chain
+            },
+            OK,
+        ),
+        (
+            "no room for a response",
+            vec![d(request, 64, NEXT), d(data, 16, NEXT), d(response, 39, WRITE)],
+            None,
+        ),
         ("nothing writable", vec![d(request, 64, NEXT), d(data, 16, 0)], None),
         ("nothing readable", vec![d(response, 40, WRITE)], BAD_CHAIN),
         ("request short by one", vec![d(request, 63, NEXT), d(response, 40, WRITE)], BAD_CHAIN),
         ("no data", vec![d(request, 64, NEXT), d(response, 40, WRITE)], BAD_LENGTH),
-        ("data short by one", vec![d(request, 64, NEXT), d(data, 15, NEXT), d(response, 40, WRITE)], BAD_LENGTH),
-        ("data long by one", vec![d(request, 64, NEXT), d(data, 17, NEXT), d(response, 40, WRITE)], BAD_LENGTH),
-        ("readable after writable", vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 16, 0)], BAD_CHAIN),
+        (
+            "data short by one",
+            vec![d(request, 64, NEXT), d(data, 15, NEXT), d(response, 40, WRITE)],
+            BAD_LENGTH,
+        ),
+        (
+            "data long by one",
+            vec![d(request, 64, NEXT), d(data, 17, NEXT), d(response, 40, WRITE)],
+            BAD_LENGTH,
+        ),
+        (
+            "readable after writable",
+            vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 16, 0)],
+            BAD_CHAIN,
+        ),
         ("zero bytes", vec![d(request, 64, NEXT), d(data, 0, NEXT), d(response, 40, WRITE)], None),
-        ("zero bytes after the response", vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 0, WRITE)], BAD_CHAIN),
+        (
+            "zero bytes after the response",
+            vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 0, WRITE)],
+            BAD_CHAIN,
+        ),
         ("data not memory", vec![d(request, 64, NEXT), d(nowhere, 16, NEXT), d(response, 40, WRITE)], None),
         ("response not memory", vec![d(request, 64, NEXT), d(data, 16, NEXT), d(nowhere, 40, WRITE)], None),
         ("data wraps", vec![d(request, 64, NEXT), d(u64::MAX - 3, 16, NEXT), d(response, 40, WRITE)], None),
-        ("more not memory behind the response", vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(nowhere, 4, WRITE)], BAD_CHAIN),
-        ("next out of range", vec![d(request, 64, NEXT), Descriptor { next: 60_000, ..d(response, 40, NEXT | WRITE) }], BAD_CHAIN),
-        ("indirect beside others", vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 32, INDIRECT)], BAD_CHAIN),
+        (
+            "more not memory behind the response",
+            vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(nowhere, 4, WRITE)],
+            BAD_CHAIN,
+        ),
+        (
+            "next out of range",
+            vec![d(request, 64, NEXT), Descriptor { next: 60_000, ..d(response, 40, NEXT | WRITE) }],
+            BAD_CHAIN,
+        ),
+        (
+            "indirect beside others",
+            vec![d(request, 64, NEXT), d(response, 40, NEXT | WRITE), d(data, 32, INDIRECT)],
+            BAD_CHAIN,
+        ),
         ("indirect with next", vec![d(data, 32, INDIRECT | NEXT), d(response, 40, WRITE)], None),
         ("indirect of no entries", vec![d(data, 0, INDIRECT)], None),
         ("indirect of odd size", vec![d(data, 33, INDIRECT)], None),
@@ -126,7 +163,8 @@ fn malformed_chains_are_answered_and_the_queue_goes_on() -> Result<()> {
             None => assert_eq!(written, 0, "{name}"),
             Some(_) => {
                 assert_eq!(written, 40, "{name}");
-                let whole_request = chain.iter().filter(|d| d.flags & WRITE == 0).map(|d| d.len).sum::<u32>() >= 64;
+                let whole_request =
+                    chain.iter().filter(|d| d.flags & WRITE == 0).map(|d| d.len).sum::<u32>() >= 64;
                 assert_eq!(echoed, if whole_request { tag } else { 0 }, "{name}");
             }
         }

@@ -277,14 +277,23 @@ fn gpus_that_cannot_reach_each_other_still_share_an_allocation() -> Result<()> {
 
 #[test]
 fn kick_descriptor_that_is_no_eventfd_is_refused() -> Result<()> {
-    use std::os::fd::{FromRawFd, IntoRawFd};
+    use std::io::{IoSlice, Read};
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
     let daemon = two_slices()?;
+    let mut stream = UnixStream::connect(daemon.socket("a"))?;
+    // SET_VRING_KICK of ring 0: request 12, version 1, eight bytes of payload.
+    let mut message = Vec::new();
+    message.extend(12u32.to_le_bytes());
+    message.extend(1u32.to_le_bytes());
+    message.extend(8u32.to_le_bytes());
+    message.extend(0u64.to_le_bytes());
     let file = tempfile::tempfile()?;
-    // SAFETY: the descriptor was just taken out of its file and belongs to nobody else.
-    let not_an_eventfd = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(file.into_raw_fd()) };
-    let frontend = FakeVm::handshake(&daemon.socket("a"), 4)?;
-    assert!(frontend.set_vring_kick(0, &not_an_eventfd).is_err());
-    drop(frontend);
+    let descriptors = [file.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&message)], &rights, MsgFlags::empty(), None)?;
+    assert_eq!(stream.read(&mut [0; 16])?, 0, "the frontend was not cut off");
     daemon.driver("a")?;
     Ok(())
 }
@@ -297,7 +306,8 @@ fn every_stream_of_many_contexts_can_be_used() -> Result<()> {
         let context = driver.open()?;
         let base = driver.must_alloc(context, 4096)?;
         for stream in 0..1024u32 {
-            let fill = vram_protocol::Fill { range: Range { address: base, length: 4 }, pattern: stream, width: 4 };
+            let fill =
+                vram_protocol::Fill { range: Range { address: base, length: 4 }, pattern: stream, width: 4 };
             assert_eq!(driver.send(context, stream, &Request::Fill(fill), &[], 0)?.status(), Status::Ok);
         }
         assert_eq!(driver.read(context, base, 4)?.payload, 1023u32.to_le_bytes());

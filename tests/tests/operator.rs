@@ -161,7 +161,8 @@ fn vramctl_shows_a_running_daemon_and_prints_the_devices() -> Result<()> {
         assert!(qemu.contains(part), "{part} is missing: {qemu}");
     }
     assert!(qemu.contains(&*socket.to_string_lossy()));
-    let hypervisor = text(&vramctl(dir.path(), &["slice", "attach", "web", "--vmm", "cloud-hypervisor"])?.stdout);
+    let hypervisor =
+        text(&vramctl(dir.path(), &["slice", "attach", "web", "--vmm", "cloud-hypervisor"])?.stdout);
     assert!(hypervisor.contains("queue_sizes=[256,256,256]"), "{hypervisor}");
     assert_eq!(vramctl(dir.path(), &["slice", "attach", "web", "--vmm", "bochs"])?.status.code(), Some(2));
     drop(running);

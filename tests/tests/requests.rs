@@ -76,9 +76,11 @@ fn copy_between_allocations_on_different_gpus_moves_the_bytes() -> Result<()> {
 fn fill_every_width_repeats_the_pattern() -> Result<()> {
     let (_daemon, mut driver, context) = start()?;
     let base = driver.must_alloc(context, 6 * MIB)?;
-    for (width, pattern, expect) in
-        [(1u32, 0xffff_ff5au32, vec![0x5a]), (2, 0xdead_1234, vec![0x34, 0x12]), (4, 0x0102_0304, vec![4, 3, 2, 1])]
-    {
+    for (width, pattern, expect) in [
+        (1u32, 0xffff_ff5au32, vec![0x5a]),
+        (2, 0xdead_1234, vec![0x34, 0x12]),
+        (4, 0x0102_0304, vec![4, 3, 2, 1]),
+    ] {
         ok(driver.fill(context, base + 4, 5 * MIB, pattern, width)?);
         let back = ok(driver.read(context, base + SHARD_BYTES - 8, 16)?);
         assert_eq!(back.payload, expect.repeat(16 / expect.len()));
@@ -183,7 +185,11 @@ fn data_requests_outside_one_live_allocation_are_bad_address() -> Result<()> {
         (u64::MAX - 1, 1),
     ];
     for (address, length) in outside {
-        assert_eq!(driver.read(context, address, length)?.status(), Status::BadAddress, "read {address:#x}+{length}");
+        assert_eq!(
+            driver.read(context, address, length)?.status(),
+            Status::BadAddress,
+            "read {address:#x}+{length}"
+        );
         let data = vec![0; length as usize];
         assert_eq!(driver.write(context, address, &data)?.status(), Status::BadAddress);
         assert_eq!(driver.copy(context, address, sink, length)?.status(), Status::BadAddress);
@@ -213,9 +219,11 @@ fn transfers_above_the_limit_are_bad_length() -> Result<()> {
 fn hello_again_resumes_and_with_a_new_epoch_begins_anew() -> Result<()> {
     let (daemon, mut driver, context) = start()?;
     let base = driver.must_alloc(context, 4 * MIB)?;
-    driver.hello(0x1234)?;
+    let flags = |answer: Answer| u32::from_le_bytes(answer.payload[56..60].try_into().unwrap());
+    assert_eq!(flags(driver.hello(0x1234)?), 3, "simulated, resumed");
     ok(driver.read(context, base, 16)?);
-    driver.hello(0x5678)?;
+    assert_eq!(flags(driver.hello(0x5678)?), 1, "simulated");
+    assert_ne!(driver.open()?, context, "a context's number was given out again");
     assert_eq!(driver.read(context, base, 16)?.status(), Status::NoContext);
     daemon.expect_all_memory_back()
 }
@@ -320,7 +328,8 @@ fn gpu_that_refuses_shards_is_passed_over() -> Result<()> {
 #[test]
 fn response_area_of_forty_bytes_is_enough_and_needed() -> Result<()> {
     let (_daemon, mut driver, context) = start()?;
-    let request = Request::Fence { all_streams: false }.encode(vram_protocol::Header { tag: 5, context, stream: 0 });
+    let request =
+        Request::Fence { all_streams: false }.encode(vram_protocol::Header { tag: 5, context, stream: 0 });
     let answer = driver.send_bytes(2, &request, &[], 0)?;
     assert_eq!(answer.map(|answer| answer.payload.len()), Some(0));
     assert_eq!(RESPONSE_BYTES, 40);

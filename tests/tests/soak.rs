@@ -45,7 +45,12 @@ fn ok(answer: &vram_testkit::Answer, what: &str) -> Result<()> {
     Ok(())
 }
 
-fn one_step(driver: &mut Driver, random: &mut Random, contexts: &mut [u32], held: &mut Vec<Held>) -> Result<()> {
+fn one_step(
+    driver: &mut Driver,
+    random: &mut Random,
+    contexts: &mut [u32],
+    held: &mut Vec<Held>,
+) -> Result<()> {
     match random.below(20) {
         0..=3 => {
             let context = contexts[random.below(contexts.len() as u64) as usize];

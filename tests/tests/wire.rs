@@ -144,7 +144,10 @@ fn driver_written_from_the_document_moves_data() -> Result<()> {
     let (band_base, band_length) = (u64_at(&reply, 16), u64_at(&reply, 24));
     assert_eq!(u64_at(&reply, 32), 12 << 20);
     assert_eq!(u64_at(&reply, 40), 4_194_304);
-    assert_eq!((u32_at(&reply, 48), u32_at(&reply, 52), u32_at(&reply, 56), u32_at(&reply, 60)), (256, 2, 1, 0));
+    assert_eq!(
+        (u32_at(&reply, 48), u32_at(&reply, 52), u32_at(&reply, 56), u32_at(&reply, 60)),
+        (256, 2, 1, 0)
+    );
 
     // 3.3 CONTEXT_OPEN.
     let open = request(0x0003, 0, 12, 0, &[(0, b"hand-made")]);
@@ -228,7 +231,10 @@ fn driver_written_from_the_document_moves_data() -> Result<()> {
     let reply = answer.behind;
     assert_eq!((u64_at(&reply, 0), u64_at(&reply, 16), u64_at(&reply, 24)), (12 << 20, length, length));
     assert_eq!(u64_at(&reply, 32), 2 << 20);
-    assert_eq!((u32_at(&reply, 40), u32_at(&reply, 44), u32_at(&reply, 48), u32_at(&reply, 52)), (2, 1, 1, 1));
+    assert_eq!(
+        (u32_at(&reply, 40), u32_at(&reply, 44), u32_at(&reply, 48), u32_at(&reply, 52)),
+        (2, 1, 1, 1)
+    );
     assert_eq!(&reply[64..66], b"t\0");
     let on_gpus = u64_at(&reply, 96 + 8) + u64_at(&reply, 96 + 64 + 8);
     assert_eq!(on_gpus, length);

@@ -13,10 +13,10 @@ use vram_protocol::{QueueKind, Response, Status};
 use vram_session::{Answer, Session};
 use vram_virtqueue::{Finished, Post, Ring, RingError, Token};
 
-use crate::{DeviceFailure, StartQueueError};
 use crate::memory::MemoryCell;
 use crate::request::{AnswerPlace, Taken, take};
 use crate::waker::{Waker, drain, signal};
+use crate::{DeviceFailure, StartQueueError};
 
 /// How long a stopping queue waits for requests under way.
 const DRAIN_WAIT: Duration = Duration::from_secs(8);
@@ -261,7 +261,11 @@ impl Worker {
     }
 
     /// Serves one chain; true if it is answered already.
-    fn serve(&mut self, map: &GuestMap, chain: vram_virtqueue::Chain) -> std::result::Result<bool, RingError> {
+    fn serve(
+        &mut self,
+        map: &GuestMap,
+        chain: vram_virtqueue::Chain,
+    ) -> std::result::Result<bool, RingError> {
         let head = chain.head;
         let fault = chain.fault;
         let Some(Taken { place, request }) = take(chain, self.kind) else {
@@ -306,7 +310,13 @@ impl Worker {
     }
 
     /// Hands a data request to the session; it comes back through the mailbox.
-    fn begin(&mut self, session: &Arc<Session>, head: u16, mut place: AnswerPlace, decoded: crate::request::Decoded) {
+    fn begin(
+        &mut self,
+        session: &Arc<Session>,
+        head: u16,
+        mut place: AnswerPlace,
+        decoded: crate::request::Decoded,
+    ) {
         let reads = matches!(decoded.request, vram_protocol::Request::Read(_));
         let data = if reads { std::mem::take(&mut place.rest) } else { decoded.payload };
         let tag = decoded.header.tag;

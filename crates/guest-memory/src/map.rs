@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionCollectionError,
-    GuestRegionMmap,
+    FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionCollectionError, GuestRegionMmap,
 };
 
 use crate::sigbus::Watch;
@@ -46,7 +45,9 @@ pub enum MapError {
         len_bytes: u64,
     },
     /// The file is smaller than the region.
-    #[error("Memory region at {guest_start:#x} needs {needed_bytes:#x} bytes of its file, which has {file_bytes:#x}")]
+    #[error(
+        "Memory region at {guest_start:#x} needs {needed_bytes:#x} bytes of its file, which has {file_bytes:#x}"
+    )]
     FileTooSmall {
         /// Where the guest sees it.
         guest_start: u64,
@@ -145,7 +146,8 @@ impl GuestMap {
         if guest_start.checked_add(len_bytes).is_none() || frontend_start.checked_add(len_bytes).is_none() {
             return Err(bad);
         }
-        let mapped_bytes = self.regions.iter().fold(len_bytes, |sum, region| sum.saturating_add(region.mapped.len()));
+        let mapped_bytes =
+            self.regions.iter().fold(len_bytes, |sum, region| sum.saturating_add(region.mapped.len()));
         if mapped_bytes > MAX_GUEST_BYTES {
             return Err(MapError::TooLarge);
         }
@@ -213,7 +215,9 @@ impl GuestMap {
         self.regions.iter().find_map(|region| {
             let offset = frontend_address.checked_sub(region.frontend_start)?;
             let end = offset.checked_add(len_bytes)?;
-            (end <= region.mapped.len()).then(|| region.mapped.start_addr().0.checked_add(offset))?.map(GuestAddress)
+            (end <= region.mapped.len())
+                .then(|| region.mapped.start_addr().0.checked_add(offset))?
+                .map(GuestAddress)
         })
     }
 

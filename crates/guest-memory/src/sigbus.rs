@@ -21,9 +21,9 @@ struct Slot {
     flag: AtomicUsize,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), flag: AtomicUsize::new(0) }
-}; SLOTS];
+static TABLE: [Slot; SLOTS] =
+    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), flag: AtomicUsize::new(0) } };
+        SLOTS];
 static WRITERS: Mutex<()> = Mutex::new(());
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
@@ -71,7 +71,8 @@ pub fn install() -> io::Result<()> {
     }
     // SAFETY: an all-zero sigaction is a valid value to fill in.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = (on_sigbus as extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void)) as usize;
+    action.sa_sigaction =
+        (on_sigbus as extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void)) as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
     // SAFETY: `action` is fully initialised and `on_sigbus` only does what a signal handler may do.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } != 0 {
@@ -93,7 +94,9 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
         if flag != 0 {
             // SAFETY: the flag lives as long as its watch, whose range lives as long as the mapping being accessed
             // right now by the interrupted code, which holds the mapping.
-            unsafe { (*std::ptr::with_exposed_provenance::<AtomicBool>(flag)).store(true, Ordering::Relaxed) };
+            unsafe {
+                (*std::ptr::with_exposed_provenance::<AtomicBool>(flag)).store(true, Ordering::Relaxed)
+            };
         }
         let page = address & !4095;
         // SAFETY: `page` lies in a mapping of guest RAM that the interrupted access holds; replacing one of its

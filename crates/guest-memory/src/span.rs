@@ -73,9 +73,11 @@ impl HostSpan {
     /// The `len` bytes at `offset` of this span.
     pub fn part(&self, offset: usize, len: usize) -> Result<Self, SpanError> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len => {
-                Ok(Self { mapping: Arc::clone(&self.mapping), offset: self.offset.saturating_add(offset), len })
-            }
+            Some(end) if end <= self.len => Ok(Self {
+                mapping: Arc::clone(&self.mapping),
+                offset: self.offset.saturating_add(offset),
+                len,
+            }),
             _ => Err(SpanError::OutOfRange { offset, len_bytes: len, mapping_bytes: self.len }),
         }
     }

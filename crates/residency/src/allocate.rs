@@ -16,7 +16,11 @@ const RELEASE_WAIT: Duration = Duration::from_secs(5);
 impl Residency {
     /// Allocates zeroed memory for a slice. Blocks while GPUs set it up, and while memory the slice freed before is
     /// still being scrubbed if it is needed.
-    pub fn allocate(self: &Arc<Self>, slice: SliceId, request: AllocRequest) -> Result<MemoryLease, AllocateError> {
+    pub fn allocate(
+        self: &Arc<Self>,
+        slice: SliceId,
+        request: AllocRequest,
+    ) -> Result<MemoryLease, AllocateError> {
         let started = Instant::now();
         loop {
             let grant = self.plan(slice, request, started)?;

@@ -17,7 +17,9 @@ pub enum StartError {
     #[error("The transfer engine cannot start")]
     Engine(#[from] EngineError),
     /// The shard size does not fit the GPUs.
-    #[error("A shard of {shard_bytes} bytes is no multiple of the GPUs' granularity, {granularity_bytes} bytes")]
+    #[error(
+        "A shard of {shard_bytes} bytes is no multiple of the GPUs' granularity, {granularity_bytes} bytes"
+    )]
     ShardSize {
         /// Asked for.
         shard_bytes: u64,

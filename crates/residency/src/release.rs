@@ -56,7 +56,8 @@ impl Residency {
             if left.is_zero() {
                 return false;
             }
-            pool = self.released.wait_timeout(pool, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            pool =
+                self.released.wait_timeout(pool, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         true
     }

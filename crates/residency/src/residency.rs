@@ -44,7 +44,8 @@ impl Residency {
         let mut gpus = Vec::new();
         for device in backend.devices() {
             let usable_bytes = backend.memory(device.id)?.free_bytes.saturating_sub(reserve_bytes);
-            let shards = u32::try_from(usable_bytes.checked_div(shard_bytes).unwrap_or(0)).unwrap_or(u32::MAX);
+            let shards =
+                u32::try_from(usable_bytes.checked_div(shard_bytes).unwrap_or(0)).unwrap_or(u32::MAX);
             gpus.push(GpuCapacity { id: device.id, shards });
         }
         let pool = Pool::new(PoolConfig { shard_bytes, gpus, topology: backend.topology().clone() })?;
@@ -60,7 +61,8 @@ impl Residency {
             releases,
         });
         let weak = Arc::downgrade(&residency);
-        vram_sandbox::spawn_named("release", move || release_all(&weak, &receiver)).map_err(StartError::Thread)?;
+        vram_sandbox::spawn_named("release", move || release_all(&weak, &receiver))
+            .map_err(StartError::Thread)?;
         Ok(residency)
     }
 

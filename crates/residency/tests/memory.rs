@@ -121,7 +121,9 @@ fn many_threads_allocate_and_free_and_nobody_sees_anothers_bytes() {
                             fill(&residency, slice, lease.range());
                             held.push(lease);
                         }
-                        Err(AllocateError::Pool(AllocError::OverLimit { .. } | AllocError::OutOfMemory { .. })) => {
+                        Err(AllocateError::Pool(
+                            AllocError::OverLimit { .. } | AllocError::OutOfMemory { .. },
+                        )) => {
                             held.pop();
                         }
                         Err(error) => panic!("{error}"),

@@ -1,11 +1,13 @@
 //! Control requests: HELLO, INFO, contexts, allocations.
 
+use std::sync::atomic::Ordering;
+
 use vram_gpu::{DeviceAddress, DeviceRange};
 use vram_pool::AllocRequest;
 use vram_protocol::{
-    ABI_MAJOR, ABI_MINOR, Alloc, DEVICE_SIMULATED, Extent, GPU_HOME, GpuEntry, Header, Hello, HelloReply, InfoReply,
-    MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT, Query, QueryReply, Request,
-    Response, Status, TIER_GPU, TIER_LOST,
+    ABI_MAJOR, ABI_MINOR, Alloc, DEVICE_RESUMED, DEVICE_SIMULATED, Extent, GPU_HOME, GpuEntry, Header, Hello,
+    HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT,
+    Query, QueryReply, Request, Response, Status, TIER_GPU, TIER_LOST,
 };
 
 use crate::context::{Allocation, Context};
@@ -45,9 +47,11 @@ impl Session {
             Request::Alloc(alloc) => self.alloc(&header, &alloc),
             Request::Free(address) => self.free(&header, address),
             Request::Query(query) => self.query(&header, &query, reply_room_bytes),
-            Request::Write(_) | Request::Read(_) | Request::Copy(_) | Request::Fill(_) | Request::Fence { .. } => {
-                Err(Status::WrongQueue.into())
-            }
+            Request::Write(_)
+            | Request::Read(_)
+            | Request::Copy(_)
+            | Request::Fill(_)
+            | Request::Fence { .. } => Err(Status::WrongQueue.into()),
         };
         let epoch = self.config.boot_epoch;
         let tag = header.tag;
@@ -102,7 +106,7 @@ impl Session {
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             min_alignment: MIN_ALIGNMENT,
             gpu_count: self.gpu_count(),
-            flags: self.device_flags(),
+            flags: self.device_flags() | if resumes { DEVICE_RESUMED } else { 0 },
             reserved0: 0,
         };
         Ok(Good { value: 0, payload: reply.to_bytes().to_vec() })
@@ -160,14 +164,12 @@ impl Session {
             return Err(Status::TooMany.into());
         }
         // Numbers wrap after four thousand million contexts; skip those still open, of which there are few.
-        let mut number = state.last_context;
-        loop {
-            number = number.wrapping_add(1);
+        let number = loop {
+            let number = self.config.contexts.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
             if number != 0 && !state.contexts.contains_key(&number) {
-                break;
+                break number;
             }
-        }
-        state.last_context = number;
+        };
         state.contexts.insert(number, Context::default());
         self.config.counters.set_contexts(state.contexts.len());
         Ok(Good { value: u64::from(number), payload: Vec::new() })

@@ -1,6 +1,7 @@
 //! The session.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,9 @@ pub struct SessionConfig {
     pub residency: Arc<Residency>,
     /// Where it counts.
     pub counters: Arc<Counters>,
+    /// Contexts of the slice so far, over all its sessions: a number is not given out twice, so that a driver which
+    /// missed the end of a session cannot name somebody else's context.
+    pub contexts: Arc<AtomicU32>,
 }
 
 /// The answer to a control request.
@@ -51,7 +55,6 @@ pub(crate) struct State {
     /// The driver that said HELLO.
     pub(crate) driver_epoch: Option<u64>,
     pub(crate) contexts: BTreeMap<u32, Context>,
-    pub(crate) last_context: u32,
 }
 
 impl State {

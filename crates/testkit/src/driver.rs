@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use vram_protocol::{
-    Alloc, ContextOpen, Copy, Fill, Header, Hello, Query, QueueKind, REQUEST_BYTES, RESPONSE_BYTES, Range, Request,
-    Response, Status,
+    Alloc, ContextOpen, Copy, Fill, Header, Hello, Query, QueueKind, REQUEST_BYTES, RESPONSE_BYTES, Range,
+    Request, Response, Status,
 };
 
 use crate::{FakeVm, VmSpec};
@@ -55,7 +55,13 @@ impl Driver {
 
     /// Sends bytes as a request on a queue and waits for the answer. `payload` is readable data behind the request,
     /// `room` writable bytes behind the response.
-    pub fn send_bytes(&mut self, queue: usize, request: &[u8], payload: &[u8], room: u64) -> Result<Option<Answer>> {
+    pub fn send_bytes(
+        &mut self,
+        queue: usize,
+        request: &[u8],
+        payload: &[u8],
+        room: u64,
+    ) -> Result<Option<Answer>> {
         ensure!(payload.len() as u64 + room <= self.data_bytes, "the driver's data area is smaller");
         let ram = &self.vm.ram;
         ram.write(self.request_area, request);
@@ -81,18 +87,28 @@ impl Driver {
         let bytes: [u8; RESPONSE_BYTES] =
             self.vm.ram.read(self.response_area, RESPONSE_BYTES).try_into().expect("as many as asked for");
         let response = Response::from_bytes(&bytes).context("an unknown status")?;
-        let following = (used.written as usize).checked_sub(RESPONSE_BYTES).context("a used length below 40")?;
+        let following =
+            (used.written as usize).checked_sub(RESPONSE_BYTES).context("a used length below 40")?;
         let payload = self.vm.ram.read(self.data_area + payload.len() as u64, following);
         Ok(Some(Answer { response, payload }))
     }
 
     /// Sends a request where it belongs.
-    pub fn send(&mut self, context: u32, stream: u32, request: &Request, payload: &[u8], room: u64) -> Result<Answer> {
+    pub fn send(
+        &mut self,
+        context: u32,
+        stream: u32,
+        request: &Request,
+        payload: &[u8],
+        room: u64,
+    ) -> Result<Answer> {
         let tag = self.next_tag;
         self.next_tag += 1;
         let bytes: [u8; REQUEST_BYTES] = request.encode(Header { tag, context, stream });
         let queue = if request.opcode().queue() == QueueKind::Control { 0 } else { 2 };
-        let answer = self.send_bytes(queue, &bytes, payload, room)?.context("the chain came back without an answer")?;
+        let answer = self
+            .send_bytes(queue, &bytes, payload, room)?
+            .context("the chain came back without an answer")?;
         ensure!(answer.response.tag == tag, "the tag came back as {}", answer.response.tag);
         Ok(answer)
     }
@@ -164,7 +180,14 @@ impl Driver {
     }
 
     /// FILL.
-    pub fn fill(&mut self, context: u32, address: u64, length: u64, pattern: u32, width: u32) -> Result<Answer> {
+    pub fn fill(
+        &mut self,
+        context: u32,
+        address: u64,
+        length: u64,
+        pattern: u32,
+        width: u32,
+    ) -> Result<Answer> {
         let fill = Fill { range: Range { address, length }, pattern, width };
         self.send(context, 0, &Request::Fill(fill), &[], 0)
     }

@@ -68,7 +68,8 @@ impl Driver {
                 self.vm.ram.write(at, &request.encode(Header { tag: sent, context, stream }));
                 let ring = &mut self.vm.rings[queue];
                 let data_len = u32::try_from(load.data_bytes)?;
-                let whole = [(at, 64, false), (data, data_len, reads), (response, RESPONSE_BYTES as u32, true)];
+                let whole =
+                    [(at, 64, false), (data, data_len, reads), (response, RESPONSE_BYTES as u32, true)];
                 let head = match (load.data_bytes, reads) {
                     (0, _) => ring.build(&[whole[0], whole[2]])?,
                     (_, false) => ring.build(&whole)?,
@@ -98,7 +99,6 @@ impl Driver {
         }
         Ok(started.elapsed())
     }
-
 }
 
 /// Sleeps until the device interrupts.

@@ -75,7 +75,9 @@ impl GuestRam {
 
     /// Reads a 16-bit number that the device writes, after whatever it wrote before it.
     pub fn load_u16(&self, address: u64) -> u16 {
-        u16::from_le(self.memory.load(GuestAddress(address), std::sync::atomic::Ordering::Acquire).expect("in RAM"))
+        u16::from_le(
+            self.memory.load(GuestAddress(address), std::sync::atomic::Ordering::Acquire).expect("in RAM"),
+        )
     }
 
     /// Writes a 16-bit number that the device reads, after whatever was written before it.

@@ -27,8 +27,10 @@ pub struct VmSpec {
 
 impl Default for VmSpec {
     fn default() -> Self {
-        let regions =
-            vec![RamRegion { start: 0x10_0000, len_bytes: 64 << 20 }, RamRegion { start: 1 << 32, len_bytes: 32 << 20 }];
+        let regions = vec![
+            RamRegion { start: 0x10_0000, len_bytes: 64 << 20 },
+            RamRegion { start: 1 << 32, len_bytes: 32 << 20 },
+        ];
         Self { regions, queues: 4, queue_size: 256 }
     }
 }

@@ -92,7 +92,9 @@ impl Shared {
             if issue.outstanding_steps > 0 && steps > MAX_OUTSTANDING_STEPS {
                 return;
             }
-            let (Some(sender), Some((plan, running))) = (&issue.sender, issue.backlog.pop_front()) else { return };
+            let (Some(sender), Some((plan, running))) = (&issue.sender, issue.backlog.pop_front()) else {
+                return;
+            };
             issue.outstanding_steps = steps;
             // The receiver lives as long as the sender is here.
             let _ = sender.send(self.enqueue_all(plan, running));

@@ -83,7 +83,8 @@ impl Stream {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
         while state.running > 0 || !state.waiting.is_empty() {
-            let left = deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let left =
+                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return CloseWait::StillRunning;
             }
@@ -138,8 +139,7 @@ impl Shared {
                     state.running_lane = lane;
                     let again = Arc::clone(shared);
                     let then = Box::new(move || Self::ended(&again));
-                    let running =
-                        Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
+                    let running = Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
                     for (lane, lane_plan) in lanes {
                         lane.issue(lane_plan, &running);
                     }

@@ -196,12 +196,14 @@ fn failed_copy_says_how_far_it_got_and_the_next_job_is_fine() {
     let stream = rig.engine.stream();
     rig.sim.faults().fail_copy(2);
     // Two parts on two GPUs: whichever copy is second fails.
-    let (failing, end) = job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
+    let (failing, end) =
+        job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
     stream.submit(failing);
     let failed = outcome(&end);
     assert!(matches!(failed.result, Err(TransferError::Gpu(_))));
     assert!(failed.moved_bytes == 0 || failed.moved_bytes == MIB);
-    let (fine, end) = job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
+    let (fine, end) =
+        job(Work::Write { to: rig.parts(MIB, 2 * MIB), from: host(&vec![3; 2 * MIB as usize]) });
     stream.submit(fine);
     let fine = outcome(&end);
     assert!(fine.result.is_ok());

@@ -14,7 +14,12 @@ use crate::handler::Handler;
 
 /// Speaks to a frontend until it leaves or its session fails. Blocks; everything the session held is given back when
 /// this returns.
-pub(crate) fn serve(name: &str, request_queues: u16, session: Arc<Session>, stream: UnixStream) -> io::Result<()> {
+pub(crate) fn serve(
+    name: &str,
+    request_queues: u16,
+    session: Arc<Session>,
+    stream: UnixStream,
+) -> io::Result<()> {
     // The thread sits in a receive; closing the socket's both directions is what gets it out when a queue fails.
     let breaker = stream.try_clone()?;
     let failed = Box::new(move |_failure: &DeviceFailure| {

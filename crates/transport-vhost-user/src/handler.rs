@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures,
-    VhostUserSharedMsg, VhostUserShMemConfig, VhostUserSingleMemoryRegion, VhostUserVirtioFeatures,
-    VhostUserVringAddrFlags, VhostUserVringState, VhostTransferStateDirection, VhostTransferStatePhase,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 use vram_device::{Device, QueueEvents};

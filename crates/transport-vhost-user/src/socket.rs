@@ -102,8 +102,7 @@ impl Shared {
     fn enter(&self, stream: &UnixStream) -> io::Result<bool> {
         let own = stream.try_clone()?;
         let active = self.active();
-        let waited =
-            self.left.wait_timeout_while(active, TAKEOVER_WAIT, |active| active.is_some());
+        let waited = self.left.wait_timeout_while(active, TAKEOVER_WAIT, |active| active.is_some());
         let (mut active, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if active.is_some() || self.closing.load(Ordering::Acquire) {
             return Ok(false);

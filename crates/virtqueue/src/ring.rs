@@ -138,7 +138,8 @@ impl Ring {
             .ok_or(RingError::NotMemory)?;
         let head: u16 = memory.read_obj(GuestAddress(entry)).map_err(|_unmapped| RingError::NotMemory)?;
         let head = u16::from_le(head);
-        let mark = self.in_flight.get_mut(usize::from(head)).ok_or(RingError::HeadOutOfRange { head, size })?;
+        let mark =
+            self.in_flight.get_mut(usize::from(head)).ok_or(RingError::HeadOutOfRange { head, size })?;
         if std::mem::replace(mark, true) {
             return Err(RingError::HeadInFlight { head });
         }

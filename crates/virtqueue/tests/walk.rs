@@ -20,8 +20,7 @@ const MEMORY: u64 = 0x10000;
 fn map() -> GuestMap {
     let file = tempfile::tempfile().unwrap();
     file.set_len(MEMORY).unwrap();
-    let spec =
-        RegionSpec { guest_start: 0, len_bytes: MEMORY, frontend_start: 0, file, file_offset: 0 };
+    let spec = RegionSpec { guest_start: 0, len_bytes: MEMORY, frontend_start: 0, file, file_offset: 0 };
     GuestMap::new().with_region(spec).unwrap()
 }
 
@@ -65,7 +64,8 @@ fn model(table: &[Desc], indirect: &[Desc], head: u16) -> Option<(Vec<(u64, u64)
         table = &indirect[..d.len as usize / 16];
         d = table[0];
     }
-    let limit = MAX_DESCRIPTORS.min(if table.len() == usize::from(SIZE) { u32::from(SIZE) } else { u32::MAX });
+    let limit =
+        MAX_DESCRIPTORS.min(if table.len() == usize::from(SIZE) { u32::from(SIZE) } else { u32::MAX });
     let (mut readable, mut writable) = (Vec::new(), Vec::new());
     for _ in 0..limit {
         let end = d.address.checked_add(u64::from(d.len))?;
@@ -89,8 +89,10 @@ fn model(table: &[Desc], indirect: &[Desc], head: u16) -> Option<(Vec<(u64, u64)
 
 fn desc(entries: u16) -> impl Strategy<Value = Desc> {
     let address = prop_oneof![8 => 0x5000u64..0xf000, 1 => Just(INDIRECT), 1 => any::<u64>(), 1 => MEMORY - 4..MEMORY + 4];
-    let len = prop_oneof![8 => 1u32..64, 1 => Just(0), 1 => (1u32..5).prop_map(|n| n * 16), 1 => any::<u32>()];
-    let flags = prop_oneof![4 => Just(1u16), 3 => Just(3), 2 => Just(2), 1 => Just(0), 1 => Just(4), 1 => 0u16..8];
+    let len =
+        prop_oneof![8 => 1u32..64, 1 => Just(0), 1 => (1u32..5).prop_map(|n| n * 16), 1 => any::<u32>()];
+    let flags =
+        prop_oneof![4 => Just(1u16), 3 => Just(3), 2 => Just(2), 1 => Just(0), 1 => Just(4), 1 => 0u16..8];
     let next = prop_oneof![12 => 0..entries, 1 => any::<u16>()];
     (address, len, flags, next).prop_map(|(address, len, flags, next)| Desc { address, len, flags, next })
 }
@@ -112,9 +114,12 @@ fn same_bytes(map: &GuestMap, list: &SpanList, expected: &[(u64, u64)]) -> bool 
     let got: Vec<u64> = list
         .spans()
         .iter()
-        .flat_map(|span: &HostSpan| (0..span.len_bytes() as u64).map(move |i| span.as_ptr() as u64 - base + i))
+        .flat_map(|span: &HostSpan| {
+            (0..span.len_bytes() as u64).map(move |i| span.as_ptr() as u64 - base + i)
+        })
         .collect();
-    let want: Vec<u64> = expected.iter().flat_map(|(address, len)| (0..*len).map(move |i| address + i)).collect();
+    let want: Vec<u64> =
+        expected.iter().flat_map(|(address, len)| (0..*len).map(move |i| address + i)).collect();
     got == want
 }
 

@@ -51,7 +51,8 @@ impl Daemon {
         }
         let reserve_bytes = if identity.simulated { 0 } else { CUDA_RESERVE_BYTES };
         let memory = MemoryConfig { shard_bytes: config.shard.bytes(), reserve_bytes };
-        let residency = Residency::new(Arc::clone(&backend), memory).context("The GPUs' memory cannot be pooled")?;
+        let residency =
+            Residency::new(Arc::clone(&backend), memory).context("The GPUs' memory cannot be pooled")?;
         let boot_epoch = boot_epoch();
         fs::create_dir_all(&config.socket_dir)
             .with_context(|| format!("The socket folder {} cannot be made", config.socket_dir.display()))?;
@@ -110,7 +111,10 @@ fn serve_slice(
         })
         .with_context(|| {
             let free = ByteSize(free_bytes(residency));
-            format!("Slice {} of {} does not fit: {free} of the pool are not promised yet", slice.name, slice.limit)
+            format!(
+                "Slice {} of {} does not fit: {free} of the pool are not promised yet",
+                slice.name, slice.limit
+            )
         })?;
     let counters = Arc::new(Counters::default());
     let session = SessionConfig {
@@ -119,6 +123,7 @@ fn serve_slice(
         boot_epoch,
         residency: Arc::clone(residency),
         counters: Arc::clone(&counters),
+        contexts: Arc::default(),
     };
     if let Some(parent) = slice.socket.parent() {
         fs::create_dir_all(parent)

@@ -37,7 +37,8 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let filter = EnvFilter::try_from_env("VRAMD_LOG").unwrap_or_else(|_| EnvFilter::new(level(config.log_level)));
+    let filter =
+        EnvFilter::try_from_env("VRAMD_LOG").unwrap_or_else(|_| EnvFilter::new(level(config.log_level)));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     // Blocked before the first thread is made, so that every thread inherits it and only the wait below sees them.
     let mut stop = SigSet::empty();
@@ -49,7 +50,8 @@ fn run(config: &Config) -> Result<()> {
 
     let daemon = Daemon::start(config)?;
     let state: Arc<dyn ControlState> = Arc::<vramd::state::DaemonState>::clone(daemon.state());
-    let control = ControlServer::start(&config.control, state).context("The operator API cannot be served")?;
+    let control =
+        ControlServer::start(&config.control, state).context("The operator API cannot be served")?;
     info!(control = %config.control.display(), "vramd is ready");
     let signal = stop.wait().context("Signals cannot be waited for")?;
     info!(%signal, "stopping");
