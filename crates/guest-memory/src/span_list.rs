@@ -114,6 +114,7 @@ impl SpanList {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a test that overflows fails, as it should")]
 mod tests {
     use super::*;
     use crate::HostBuffer;

@@ -55,6 +55,7 @@ impl ConfigSpace {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a test that overflows fails, as it should")]
 mod tests {
     use super::*;
 

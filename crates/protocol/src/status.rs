@@ -82,6 +82,7 @@ impl std::fmt::Display for Status {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a test that overflows fails, as it should")]
 mod tests {
     use super::*;
 

@@ -96,7 +96,7 @@ impl Session {
         }
         let reply = HelloReply {
             abi_major: ABI_MAJOR,
-            abi_minor: hello.abi_minor.min(ABI_MINOR),
+            abi_minor: std::cmp::min_by_key(hello.abi_minor, ABI_MINOR, |minor| *minor),
             max_contexts: MAX_CONTEXTS,
             max_allocations: MAX_ALLOCATIONS,
             max_streams: MAX_STREAMS,

@@ -133,6 +133,7 @@ fn after(range: DeviceRange, len_bytes: u64) -> Option<DeviceRange> {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a test that overflows fails, as it should")]
 mod tests {
     use proptest::prelude::*;
     use vram_guest_memory::HostBuffer;

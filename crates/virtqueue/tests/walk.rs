@@ -52,8 +52,11 @@ fn write_table(map: &GuestMap, at: u64, table: &[Desc]) {
     }
 }
 
-/// What the specification says of a chain: readable and writable bytes as (address, length), or none if malformed.
-fn model(table: &[Desc], indirect: &[Desc], head: u16) -> Option<(Vec<(u64, u64)>, Vec<(u64, u64)>)> {
+/// Buffers as (address, length).
+type Buffers = Vec<(u64, u64)>;
+
+/// What the specification says of a chain: readable and writable buffers, or none if malformed.
+fn model(table: &[Desc], indirect: &[Desc], head: u16) -> Option<(Buffers, Buffers)> {
     let mut table = table;
     let mut d = *table.get(usize::from(head))?;
     if d.flags & 4 != 0 {
