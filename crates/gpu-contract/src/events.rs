@@ -31,11 +31,10 @@ pub fn event_is_reached_once_the_work_before_it_ran(rig: &Rig) {
 
 /// A wait ends when its time is up, and not much later.
 pub fn synchronize_gives_up_when_the_time_is_up(rig: &Rig) {
-    let Some(injection) = rig.injection() else { return };
     let backend = rig.backend();
     let ground = rig.ground(&[rig.gpu()]);
     let lane = rig.lane(rig.gpu());
-    injection.pause(rig.gpu());
+    let Some(paused) = rig.pause(rig.gpu()) else { return };
     lane.send(ground.at(0), b"held").unwrap();
     let event = lane.record();
     for timeout in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(60)] {
@@ -45,7 +44,7 @@ pub fn synchronize_gives_up_when_the_time_is_up(rig: &Rig) {
         assert!(started.elapsed() < timeout + Duration::from_secs(10));
     }
     assert_eq!(backend.query(event), Ok(false));
-    injection.resume(rig.gpu());
+    drop(paused);
     assert_eq!(backend.synchronize(event, PATIENCE), Ok(true));
     backend.destroy_event(event).unwrap();
 }
@@ -75,7 +74,6 @@ pub fn failure_is_reported_by_one_event(rig: &Rig) {
 
 /// Forgetting an event undoes no wait for it.
 pub fn destroyed_event_still_holds_who_waits_for_it(rig: &Rig) {
-    let Some(injection) = rig.injection() else { return };
     let (gpu, other) = (rig.gpu(), rig.other_gpu());
     if gpu == other {
         return;
@@ -83,14 +81,14 @@ pub fn destroyed_event_still_holds_who_waits_for_it(rig: &Rig) {
     let backend = rig.backend();
     let ground = rig.ground(&[gpu, other]);
     let (lane, waiting) = (rig.lane(gpu), rig.lane(other));
-    injection.pause(gpu);
+    let Some(paused) = rig.pause(gpu) else { return };
     lane.send(ground.at(0), b"held").unwrap();
     let event = lane.record();
     backend.wait_event(waiting.stream, event).unwrap();
     backend.destroy_event(event).unwrap();
     let after = waiting.record();
     assert_eq!(backend.synchronize(after, Duration::from_millis(50)), Ok(false));
-    injection.resume(gpu);
+    drop(paused);
     assert_eq!(backend.synchronize(after, PATIENCE), Ok(true));
     backend.destroy_event(after).unwrap();
 }

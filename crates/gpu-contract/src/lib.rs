@@ -6,6 +6,7 @@
 //! the rig's [`Injection`]; where nothing can be injected (a real GPU) they check what can be seen without.
 //!
 //! Only for tests: a case that fails panics.
+#![forbid(unsafe_code)]
 
 pub mod bands;
 pub mod copies;

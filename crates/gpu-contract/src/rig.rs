@@ -47,6 +47,13 @@ impl Rig {
         self.injection.as_deref()
     }
 
+    /// Holds copies on a GPU until what is returned is dropped, where that can be done.
+    pub(crate) fn pause(&self, gpu: GpuId) -> Option<Paused<'_>> {
+        let injection = self.injection()?;
+        injection.pause(gpu);
+        Some(Paused { injection, gpu })
+    }
+
     /// The first GPU.
     pub(crate) fn gpu(&self) -> GpuId {
         self.backend.devices()[0].id
@@ -95,6 +102,18 @@ impl Rig {
     /// A stream on a GPU.
     pub(crate) fn lane(&self, gpu: GpuId) -> Lane<'_> {
         Lane { backend: self.backend(), stream: self.backend.create_stream(gpu).unwrap() }
+    }
+}
+
+/// A GPU that is held, also when a test fails meanwhile: nothing must wait for it for ever.
+pub(crate) struct Paused<'a> {
+    injection: &'a dyn Injection,
+    gpu: GpuId,
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.injection.resume(self.gpu);
     }
 }
 
@@ -177,11 +196,13 @@ impl Lane<'_> {
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
-        let _ = self.finish();
-        let destroyed = self.backend.destroy_stream(self.stream);
-        if !std::thread::panicking() {
-            destroyed.unwrap();
+        if std::thread::panicking() {
+            let _ = self.backend.destroy_stream(self.stream);
+            return;
         }
+        // A failure has been looked at by the test, or is not its business.
+        let _ = self.finish();
+        self.backend.destroy_stream(self.stream).unwrap();
     }
 }
 

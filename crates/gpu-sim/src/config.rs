@@ -51,7 +51,7 @@ impl SimGpuConfig {
             total_bytes,
             name: format!("{SIMULATED_NAME_PREFIX} {index}"),
             uuid,
-            pci: PciAddress { domain: u32::from(index >> 7), bus: 0x10 + (index & 0x7f) as u8, device: 0 },
+            pci: PciAddress { domain: 0, bus: 0x10u8.saturating_add((index & 0x7f) as u8), device: 0 },
             numa_node: 0,
         }
     }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use vram_gpu::GpuError;
 
+/// The longest one wait lasts before the time is looked at again: not every duration can be waited for at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
 /// One recorded mark: not reached, or reached with what happened since the mark before.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
@@ -24,18 +27,21 @@ impl Event {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> Result<bool, GpuError> {
-        // A time that cannot be expressed is as good as never; half a year is too.
-        let deadline = Instant::now() + timeout.min(Duration::from_secs(180 * 24 * 3600));
+        let started = Instant::now();
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone().map(|()| true);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Ok(false);
             }
-            outcome = self.reached.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+            outcome = self
+                .reached
+                .wait_timeout(outcome, left.min(LONGEST_WAIT))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 

@@ -131,7 +131,7 @@ impl Faults {
     pub(crate) fn refuse_create(&self, gpu: GpuId) -> bool {
         match self.state().refuse_creates.get_mut(&gpu) {
             Some(left) if *left > 0 => {
-                *left -= 1;
+                *left = left.saturating_sub(1);
                 true
             }
             _ => false,

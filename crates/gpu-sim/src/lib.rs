@@ -13,6 +13,13 @@
 //!
 //! Memory files are made with `memfd_create`, and exports reopen them through `/proc/self/fd`; without `/proc` an
 //! export is a plain duplicate and its memory no longer counts once the shard is released.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
 
 mod backend;
 mod config;

@@ -9,7 +9,7 @@
 //! one.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,15 @@ const BANDS_UP_TO: u64 = 0x5000_0000_0000;
 
 /// Identity of a memory file, the same in every process.
 pub(crate) type MemoryId = [u8; 16];
+
+/// What stands behind the bytes of a shard.
+#[derive(Default)]
+struct Trailer {
+    magic: [u8; 8],
+    len: [u8; 8],
+    gpu: [u8; 8],
+    id: MemoryId,
+}
 
 /// A memory file with the bytes of one shard.
 #[derive(Debug)]
@@ -52,21 +61,12 @@ impl MemoryFile {
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len_bytes.checked_add(TRAILER_BYTES).ok_or(io::ErrorKind::InvalidInput)?)?;
         if dirty {
-            let dirt = vec![DIRT; 1 << 20];
-            let mut at = 0;
-            while at < len_bytes {
-                let len = usize::try_from(len_bytes - at).unwrap_or(usize::MAX).min(dirt.len());
-                file.write_all_at(&dirt[..len], at)?;
-                at += len as u64;
-            }
+            let mut all_dirt = io::repeat(DIRT).take(len_bytes);
+            io::copy(&mut all_dirt, &mut &file)?;
         }
         let id = random_id()?;
-        let mut trailer = Vec::with_capacity(40);
-        trailer.extend(MAGIC);
-        trailer.extend(len_bytes.to_le_bytes());
-        trailer.extend(u64::from(gpu.0).to_le_bytes());
-        trailer.extend(id);
-        file.write_all_at(&trailer, len_bytes)?;
+        let trailer: [&[u8]; 4] = [&MAGIC, &len_bytes.to_le_bytes(), &u64::from(gpu.0).to_le_bytes(), &id];
+        file.write_all_at(&trailer.concat(), len_bytes)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: F_ADD_SEALS takes an int and touches no memory of ours.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
@@ -86,15 +86,19 @@ impl MemoryFile {
         let file = reopen(fd).or_else(|_| fd.try_clone_to_owned().map(File::from))?;
         let size = file.metadata()?.len();
         let len_bytes = size.checked_sub(TRAILER_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut trailer = [0u8; 40];
-        file.read_exact_at(&mut trailer, len_bytes)?;
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
-        let gpu = u16::try_from(word(16)).ok().map(GpuId).ok_or(io::ErrorKind::InvalidInput)?;
-        if trailer[..8] != MAGIC || word(8) != len_bytes {
+        let mut trailer = Trailer::default();
+        let mut at = len_bytes;
+        for part in [&mut trailer.magic[..], &mut trailer.len, &mut trailer.gpu, &mut trailer.id] {
+            file.read_exact_at(part, at)?;
+            at = at.saturating_add(part.len() as u64);
+        }
+        let gpu = u16::try_from(u64::from_le_bytes(trailer.gpu))
+            .map_err(|_too_large| io::ErrorKind::InvalidInput)?;
+        if trailer.magic != MAGIC || u64::from_le_bytes(trailer.len) != len_bytes {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         file.lock_shared()?;
-        Ok(Self { file, gpu, len_bytes, id: std::array::from_fn(|i| trailer[24 + i]) })
+        Ok(Self { file, gpu: GpuId(gpu), len_bytes, id: trailer.id })
     }
 
     /// A descriptor for somebody else, visible to [`Self::held_elsewhere`] until its last copy is closed.
@@ -152,17 +156,21 @@ impl Reservation {
         static NEXT: AtomicU64 = AtomicU64::new(BANDS_FROM);
         let alignment = alignment_bytes.max(4096);
         let padded = len_bytes.checked_add(alignment).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mut hint = NEXT.fetch_add(padded.min(BANDS_UP_TO - BANDS_FROM), Ordering::Relaxed);
+        if padded > BANDS_UP_TO - BANDS_FROM {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let mut hint = NEXT.fetch_add(padded, Ordering::Relaxed);
         if hint.checked_add(padded).is_none_or(|end| end > BANDS_UP_TO) {
             NEXT.store(BANDS_FROM, Ordering::Relaxed);
             hint = BANDS_FROM;
         }
         let start = reserve(hint, padded, 0)?;
         // Keep the aligned part, give back what is before and behind.
+        let end = start.saturating_add(padded);
         let aligned = start.next_multiple_of(alignment);
-        let end = start + padded;
-        unreserve(start, aligned - start);
-        unreserve(aligned + len_bytes, end - (aligned + len_bytes));
+        let aligned_end = aligned.saturating_add(len_bytes);
+        unreserve(start, aligned.saturating_sub(start));
+        unreserve(aligned_end, end.saturating_sub(aligned_end));
         Ok(Self { range: DeviceRange { start: DeviceAddress(aligned), len_bytes } })
     }
 
@@ -253,6 +261,7 @@ fn random_id() -> io::Result<MemoryId> {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a wrong sum is a failed test")]
 mod tests {
     use std::os::fd::AsFd as _;
 

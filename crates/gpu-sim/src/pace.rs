@@ -62,8 +62,13 @@ impl Pace {
         };
         let Some(rate) = rate else { return Duration::ZERO };
         let took = Duration::from_nanos(
-            u64::try_from(u128::from(len_bytes) * 1_000_000_000 / u128::from(rate.max(1)))
-                .unwrap_or(u64::MAX),
+            u64::try_from(
+                u128::from(len_bytes)
+                    .saturating_mul(1_000_000_000)
+                    .checked_div(u128::from(rate.max(1)))
+                    .unwrap_or(0),
+            )
+            .unwrap_or(u64::MAX),
         );
         let now = Instant::now();
         let mut end = now;
@@ -88,6 +93,7 @@ impl Pace {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a wrong sum is a failed test")]
 mod tests {
     use super::*;
 

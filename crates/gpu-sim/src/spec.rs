@@ -99,7 +99,7 @@ fn groups(text: &str) -> Result<Vec<SimGpuConfig>, SpecError> {
         let bad_count = || SpecError::BadCount { count: count_text.to_owned() };
         let count: usize = count_text.trim().parse().ok().filter(|count| *count > 0).ok_or_else(bad_count)?;
         let total_bytes = size(size_text.trim())?;
-        if count > GpuSet::CAPACITY || gpus.len() + count > GpuSet::CAPACITY {
+        if count > GpuSet::CAPACITY || gpus.len().saturating_add(count) > GpuSet::CAPACITY {
             return Err(bad_count());
         }
         for _ in 0..count {
@@ -110,9 +110,13 @@ fn groups(text: &str) -> Result<Vec<SimGpuConfig>, SpecError> {
     Ok(gpus)
 }
 
+/// The digits a text starts with, and what comes after.
+fn number_and_unit(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
 fn size(text: &str) -> Result<u64, SpecError> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
+    let (number, unit) = number_and_unit(text);
     let shift = match unit {
         "" => Some(0),
         "KiB" => Some(10),
@@ -129,8 +133,7 @@ fn size(text: &str) -> Result<u64, SpecError> {
 }
 
 fn duration(text: &str) -> Result<Duration, SpecError> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
+    let (number, unit) = number_and_unit(text);
     let parsed = number.parse().ok().and_then(|number| match unit {
         "us" => Some(Duration::from_micros(number)),
         "ms" => Some(Duration::from_millis(number)),
@@ -170,7 +173,8 @@ fn topology_file(path: &Path, gpus: usize) -> Result<Topology, SpecError> {
             .all(|(y, row)| row.iter().enumerate().all(|(x, l)| (x == y) == (*l == Link::Same)))
     });
     let rows = square.ok_or_else(|| SpecError::TopologyShape { path: path.to_owned(), gpus })?;
-    Ok(Topology::from_fn(gpus, |a, b| rows[a.index()][b.index()]))
+    let link = |a: GpuId, b: GpuId| rows.get(a.index()).and_then(|row| row.get(b.index())).copied();
+    Ok(Topology::from_fn(gpus, |a, b| link(a, b).unwrap_or(Link::Sys)))
 }
 
 fn bad(option: &'static str, value: &str, expected: &'static str) -> SpecError {
@@ -178,6 +182,7 @@ fn bad(option: &'static str, value: &str, expected: &'static str) -> SpecError {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "a wrong sum is a failed test")]
 mod tests {
     use std::io::Write as _;
 

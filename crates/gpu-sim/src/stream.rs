@@ -113,9 +113,9 @@ impl Worker {
         let len_bytes = if doom.fails { asked / 2 } else { asked };
         let mut done = 0;
         while done < len_bytes {
-            let chunk = CHUNK_BYTES.min(len_bytes - done);
+            let chunk = CHUNK_BYTES.min(len_bytes.saturating_sub(done));
             self.chunk(work, done, chunk)?;
-            done += chunk;
+            done = done.saturating_add(chunk);
         }
         if doom.fails {
             let reason = format!("made to fail after {done} of {asked} bytes");
@@ -198,9 +198,9 @@ fn fill(start: *mut u8, len: usize, pattern: Pattern) {
     let block: Vec<u8> = bytes.iter().copied().cycle().take(64 << 10).collect();
     let mut done = 0;
     while done < len {
-        let run = block.len().min(len - done);
+        let run = block.len().min(len.saturating_sub(done));
         // SAFETY: `done + run <= len`, all of it mapped under the caller's lease; the block is ours and distinct.
         unsafe { libc::memcpy(start.add(done).cast(), block.as_ptr().cast(), run) };
-        done += run;
+        done = done.saturating_add(run);
     }
 }

@@ -188,7 +188,9 @@ impl Bands {
     /// Empties the book: every band with the ranges mapped in it, for a backend that gives everything back.
     pub fn take_all(&mut self) -> Vec<(DeviceRange, Vec<DeviceRange>)> {
         let bands = std::mem::take(&mut self.bands).into_values();
-        bands.map(|band| (band.range, band.mappings.values().map(|mapping| mapping.range).collect())).collect()
+        bands
+            .map(|band| (band.range, band.mappings.values().map(|mapping| mapping.range).collect()))
+            .collect()
     }
 
     /// What lies behind a range: `BadRange` unless all of it is mapped, and on one GPU.

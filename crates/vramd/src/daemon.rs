@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use tracing::{info, warn};
 use vram_control_api::ByteSize;
 use vram_gpu::{Backend, GpuId};
+use vram_gpu_cuda::CudaBackend;
 use vram_gpu_sim::{SimBackend, SimConfig};
 use vram_pool::Placement;
 use vram_residency::{MemoryConfig, Residency};
@@ -91,7 +92,7 @@ pub fn open_backend(config: &Config) -> Result<Arc<dyn Backend>> {
             let sim = SimConfig::parse(spec).with_context(|| format!("--gpu sim:{spec} is not valid"))?;
             Arc::new(SimBackend::new(sim).context("The simulated GPUs cannot be made")?)
         }
-        GpuBackend::Cuda => anyhow::bail!("TEMPORARY: not wired yet"),
+        GpuBackend::Cuda => Arc::new(CudaBackend::new().context("The GPUs of this host cannot be opened")?),
     })
 }
 

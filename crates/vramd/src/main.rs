@@ -1,6 +1,7 @@
 //! `vramd`: pools the GPUs of this host and serves slices of them to virtual machines.
 #![forbid(unsafe_code)]
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -39,7 +40,11 @@ fn main() -> ExitCode {
 fn run(config: &Config) -> Result<()> {
     let filter =
         EnvFilter::try_from_env("VRAMD_LOG").unwrap_or_else(|_| EnvFilter::new(level(config.log_level)));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     // Blocked before the first thread is made, so that every thread inherits it and only the wait below sees them.
     let mut stop = SigSet::empty();
     stop.add(Signal::SIGINT);
