@@ -3,18 +3,23 @@
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use vram_gpu::Backend;
+use vram_gpu_contract::SimulatedDriver;
 use vram_gpu_sim::{Faults, SimBackend, SimConfig};
 use vram_residency::Residency;
 use vram_testkit::{Driver, VmSpec};
 use vramd::args::GpuBackend;
 use vramd::config::{Config, SliceConfig};
 use vramd::daemon::Daemon;
+
+mod random_guest;
+
+pub use random_guest::RandomGuest;
 
 /// A daemon in this process.
 pub struct TestDaemon {
@@ -100,6 +105,58 @@ impl TestDaemon {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         anyhow::bail!("{} bytes of shards are in use, expected {bytes}", self.used_bytes())
+    }
+}
+
+/// The real daemon in a process of its own, ended with the test. Its GPUs are simulated below or above the driver.
+pub struct SpawnedVramd {
+    child: Child,
+    /// The folder of the simulated driver, which the daemon opens once it runs.
+    _driver: Option<SimulatedDriver>,
+}
+
+/// How a [`SpawnedVramd`] comes by GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gpus {
+    /// `--gpu sim:…`.
+    Sim,
+    /// `--gpu cuda` over the simulated driver: the code that runs on a real GPU.
+    SimulatedDriver,
+}
+
+impl SpawnedVramd {
+    /// Starts it with GPUs of this description and these slices, sockets in `dir`.
+    pub fn start(gpus: Gpus, spec: &str, slices: &[&str], dir: &Path) -> Result<Self> {
+        let mut command = Command::new(binary("vramd")?);
+        let driver = match gpus {
+            Gpus::Sim => {
+                command.arg("--gpu").arg(format!("sim:{spec}"));
+                None
+            }
+            Gpus::SimulatedDriver => {
+                let driver = SimulatedDriver::locate().context("the simulated driver")?;
+                command.args(["--gpu", "cuda"]);
+                command.env("LD_LIBRARY_PATH", driver.library_path()).env("VRAM_SIMCUDA_GPUS", spec);
+                Some(driver)
+            }
+        };
+        for slice in slices {
+            command.args(["--slice", slice]);
+        }
+        command.args(["--shard", "2MiB", "--log-level", "warn", "--socket-dir"]).arg(dir);
+        Ok(Self { child: command.stdout(Stdio::null()).spawn().context("vramd")?, _driver: driver })
+    }
+
+    /// Whether it is still there.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+}
+
+impl Drop for SpawnedVramd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
