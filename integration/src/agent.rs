@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail};
 
 /// How often a wait looks whether the VM is still well.
 const HEALTH_CHECK: Duration = Duration::from_millis(200);
+/// How long QEMU may take to end once it has closed the channel.
+const CLOSING: Duration = Duration::from_secs(2);
 /// A peer that announces more than this is not our agent.
 const MAX_OUTPUT_BYTES: usize = 1 << 30;
 
@@ -192,7 +194,12 @@ impl Agent {
                 continue;
             }
             drop(state);
-            health()?;
+            // QEMU closes the channel a moment before it has ended, and how it ended says more.
+            let patience = Instant::now() + CLOSING;
+            while Instant::now() < patience {
+                health()?;
+                thread::sleep(HEALTH_CHECK / 10);
+            }
             bail!("The channel to the guest's agent is closed");
         }
     }

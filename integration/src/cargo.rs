@@ -68,8 +68,7 @@ fn run_cargo(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
     command
         .current_dir(workspace_root())
         .args(["build", "--quiet", "--bin", name, "--message-format=json-render-diagnostics"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit());
+        .stdin(Stdio::null());
     if profile == Profile::Release {
         command.arg("--release");
     }
@@ -79,7 +78,12 @@ fn run_cargo(name: &str, profile: Profile, is_static: bool) -> Result<PathBuf> {
         command.env("RUSTFLAGS", "-C target-feature=+crt-static");
     }
     let built = command.output().with_context(|| format!("Could not start cargo to build {name}"))?;
-    ensure!(built.status.success(), "cargo could not build {name} ({}); what it said is above", built.status);
+    ensure!(
+        built.status.success(),
+        "cargo could not build {name} ({}):\n{}",
+        built.status,
+        String::from_utf8_lossy(&built.stderr)
+    );
     for line in String::from_utf8_lossy(&built.stdout).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
         let is_it = message["reason"] == "compiler-artifact" && message["target"]["name"] == name;

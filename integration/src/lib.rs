@@ -13,6 +13,8 @@
 
 mod agent;
 mod cargo;
+mod faulty_device;
+mod guest_program;
 mod host;
 mod initramfs;
 mod kernel_module;
@@ -26,6 +28,8 @@ mod vramd;
 
 pub use agent::Output;
 pub use cargo::{Profile, cargo_binary, static_guest_binary, workspace_root};
+pub use faulty_device::{Fault, FaultyDevice, Requests, When};
+pub use guest_program::guest_program;
 pub use host::{Process, wait_until};
 pub use initramfs::Initramfs;
 pub use kernel_module::{KernelModule, guest_driver};

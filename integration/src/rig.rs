@@ -31,8 +31,6 @@ pub struct RigConfig {
     pub vcpus: u32,
     /// Virtqueues QEMU offers the guest.
     pub num_vqs: u32,
-    /// How soon QEMU connects again when the daemon went away.
-    pub reconnect_ms: Option<u32>,
 }
 
 impl Default for RigConfig {
@@ -43,7 +41,6 @@ impl Default for RigConfig {
             kernel: "6.12".into(),
             vcpus: 1,
             num_vqs: 4,
-            reconnect_ms: None,
         }
     }
 }
@@ -76,10 +73,7 @@ impl Rig {
         let vramd = VramdConfig::new(&config.gpu, &[&slice]);
         let seats = lab.seats(1)?;
         let daemon = Vramd::start(vramd)?;
-        let device = VhostUserDevice {
-            reconnect_ms: config.reconnect_ms,
-            ..VhostUserDevice::vram(daemon.socket(RIG_SLICE), config.num_vqs)
-        };
+        let device = VhostUserDevice::vram(daemon.socket(RIG_SLICE), config.num_vqs);
         let vm = more(builder.vhost_user(device)).start().with_context(|| daemon.log_tail())?;
         Ok(Rig { vm, daemon, seats })
     }
