@@ -16,6 +16,7 @@
 )]
 
 mod buffer;
+mod file_kind;
 mod map;
 pub mod sigbus;
 mod span;

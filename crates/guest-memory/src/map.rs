@@ -8,6 +8,7 @@ use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionCollectionError, GuestRegionMmap,
 };
 
+use crate::file_kind::page_bytes;
 use crate::sigbus::Watch;
 use crate::span::{HostSpan, Mapping, SpanError};
 
@@ -17,6 +18,9 @@ pub const MAX_REGIONS: usize = 509;
 /// Most memory one guest may map here: far above any real guest, far below this process's address space, which all
 /// guests share.
 pub const MAX_GUEST_BYTES: u64 = 4 << 40;
+
+/// Regions start at multiples of this, as the frontends' pages do.
+const REGION_ALIGNMENT_BYTES: u64 = 4096;
 
 /// One region as a frontend describes it.
 #[derive(Debug)]
@@ -36,8 +40,8 @@ pub struct RegionSpec {
 /// Why a region cannot be added or found.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// The region is empty or wraps around.
-    #[error("Memory region {guest_start:#x}+{len_bytes:#x} is empty or wraps around")]
+    /// The region is empty, wraps around, or is not whole pages.
+    #[error("Memory region {guest_start:#x}+{len_bytes:#x} is empty, wraps around or is not whole pages")]
     BadRegion {
         /// Where the guest sees it.
         guest_start: u64,
@@ -55,6 +59,15 @@ pub enum MapError {
         needed_bytes: u64,
         /// Bytes of the file.
         file_bytes: u64,
+    },
+    /// The file is of a kind whose pages may never come.
+    #[error(
+        "The file behind the memory region at {guest_start:#x} is not memory: use memfd, shared memory, hugetlbfs or a \
+         file on a local disk"
+    )]
+    NotMemory {
+        /// Where the guest sees it.
+        guest_start: u64,
     },
     /// The file cannot be inspected.
     #[error("The file behind the memory region at {guest_start:#x} cannot be inspected")]
@@ -86,6 +99,9 @@ pub enum MapError {
     /// Too many regions.
     #[error("A guest may have {MAX_REGIONS} memory regions at most")]
     TooMany,
+    /// The regions of all guests are too many to be watched.
+    #[error("No more memory regions can be watched, all guests together")]
+    TooManyWatched,
     /// Too much memory.
     #[error("A guest may have {MAX_GUEST_BYTES:#x} bytes of memory at most")]
     TooLarge,
@@ -152,7 +168,16 @@ impl GuestMap {
             return Err(MapError::TooLarge);
         }
         let Ok(size) = usize::try_from(len_bytes) else { return Err(bad) };
-        let file_bytes = file.metadata().map_err(|source| MapError::File { guest_start, source })?.len();
+        let unknown = |source| MapError::File { guest_start, source };
+        let page_bytes = page_bytes(&file).map_err(unknown)?.ok_or(MapError::NotMemory { guest_start })?;
+        // Whole pages, or the edge could be neither replaced nor unmapped; and no region is so small that a chain of
+        // few bytes falls into very many spans.
+        if (len_bytes | file_offset).checked_rem(page_bytes) != Some(0)
+            || guest_start.checked_rem(REGION_ALIGNMENT_BYTES) != Some(0)
+        {
+            return Err(bad);
+        }
+        let file_bytes = file.metadata().map_err(unknown)?.len();
         if file_bytes < needed_bytes {
             return Err(MapError::FileTooSmall { guest_start, needed_bytes, file_bytes });
         }
@@ -168,7 +193,9 @@ impl GuestMap {
             .memory
             .insert_region(Arc::clone(&mapped))
             .map_err(|source| MapError::Collection { guest_start, source })?;
-        let watch = Watch::new(mapped.as_ptr().expose_provenance(), size);
+        let page = usize::try_from(page_bytes).unwrap_or(size);
+        let watch = Watch::new(mapped.as_ptr().expose_provenance(), size, page);
+        let watch = watch.ok_or(MapError::TooManyWatched)?;
         let mut regions = self.regions.clone();
         regions.push(Arc::new(Region { mapped, frontend_start, watch }));
         regions.sort_by_key(|region| region.mapped.start_addr());

@@ -11,40 +11,48 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Regions that can be watched at once in one process: far above the slot limit of any transport times its sessions.
-const SLOTS: usize = 4096;
+/// Regions that can be watched at once in one process: sixty-four sessions with all the slots a transport gives them,
+/// twice. More are refused, since a fault in a region that is not watched would end the process.
+const SLOTS: usize = 1 << 16;
 
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
+    /// Bytes of a page there; a power of two.
+    page: AtomicUsize,
     /// The `AtomicBool` to set, as an address; valid while `start` is not zero.
     flag: AtomicUsize,
 }
 
 static TABLE: [Slot; SLOTS] =
-    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), flag: AtomicUsize::new(0) } };
-        SLOTS];
+    [const {
+        Slot {
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            flag: AtomicUsize::new(0),
+        }
+    }; SLOTS];
 static WRITERS: Mutex<()> = Mutex::new(());
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
 /// A watched range; dropping it ends the watch.
 pub(crate) struct Watch {
-    slot: Option<&'static Slot>,
+    slot: &'static Slot,
     flag: Arc<AtomicBool>,
 }
 
 impl Watch {
-    /// Watches `len` bytes at `start`. When the table is full the range is simply not watched.
-    pub(crate) fn new(start: usize, len: usize) -> Self {
+    /// Watches `len` bytes at `start`, in pages of `page` bytes, a power of two; `None` when the table is full.
+    pub(crate) fn new(start: usize, len: usize, page: usize) -> Option<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let _guard = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = TABLE.iter().find(|slot| slot.start.load(Ordering::Relaxed) == 0);
-        if let Some(slot) = slot {
-            slot.flag.store(Arc::as_ptr(&flag).addr(), Ordering::Relaxed);
-            slot.end.store(start.saturating_add(len), Ordering::Relaxed);
-            slot.start.store(start, Ordering::Release);
-        }
-        Self { slot, flag }
+        let slot = TABLE.iter().find(|slot| slot.start.load(Ordering::Relaxed) == 0)?;
+        slot.flag.store(Arc::as_ptr(&flag).addr(), Ordering::Relaxed);
+        slot.page.store(page, Ordering::Relaxed);
+        slot.end.store(start.saturating_add(len), Ordering::Relaxed);
+        slot.start.store(start, Ordering::Release);
+        Some(Self { slot, flag })
     }
 
     pub(crate) fn poisoned(&self) -> bool {
@@ -54,12 +62,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            let _guard = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.start.store(0, Ordering::Release);
-            slot.end.store(0, Ordering::Relaxed);
-            slot.flag.store(0, Ordering::Relaxed);
-        }
+        let _guard = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
+        self.slot.start.store(0, Ordering::Release);
+        self.slot.end.store(0, Ordering::Relaxed);
+        self.slot.flag.store(0, Ordering::Relaxed);
     }
 }
 
@@ -98,15 +104,18 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
                 (*std::ptr::with_exposed_provenance::<AtomicBool>(flag)).store(true, Ordering::Relaxed)
             };
         }
-        let page = address & !4095;
-        // SAFETY: `page` lies in a mapping of guest RAM that the interrupted access holds; replacing one of its
-        // pages, which no longer has anything behind it, is what this handler is for. mmap is a plain system call.
+        // A huge page can only be replaced as a whole.
+        let page_bytes = slot.page.load(Ordering::Relaxed);
+        let page = address & !page_bytes.wrapping_sub(1);
+        // SAFETY: `page` lies in a mapping of guest RAM that the interrupted access holds, which is whole pages long;
+        // replacing one of them, which no longer has anything behind it, is what this handler is for. mmap is a plain
+        // system call.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::with_exposed_provenance_mut(page),
-                4096,
+                page_bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                 -1,
                 0,
             )

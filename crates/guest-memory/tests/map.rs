@@ -122,3 +122,38 @@ fn file_that_shrinks_reads_as_zeros_and_poisons_its_region() {
     let (other, _file) = three();
     assert!(!other.poisoned());
 }
+
+#[test]
+fn region_of_odd_files_and_parts_of_pages_is_refused() {
+    let file = memfd(16 * PAGE);
+    let refused = |spec| GuestMap::new().with_region(spec).err().unwrap();
+    for (start, len, offset) in [(0, PAGE - 1, 0), (0, PAGE + 1, 0), (1, PAGE, 0), (0, PAGE, 1), (0, 1, 0)] {
+        let error = refused(spec(start, len, &file, offset));
+        assert!(matches!(error, MapError::BadRegion { .. }), "{start} {len} {offset}: {error}");
+    }
+    let odd = File::open("/proc/version").unwrap();
+    assert!(matches!(refused(spec(0, PAGE, &odd, 0)), MapError::NotMemory { .. }));
+}
+
+#[test]
+fn missing_huge_pages_become_zeros_and_poison() {
+    // SAFETY: the name is a C string; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_HUGETLB) };
+    if fd < 0 {
+        // A kernel without huge pages.
+        return;
+    }
+    // SAFETY: just made, owned by nobody else.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let huge = 1 << 30;
+    file.set_len(huge).unwrap();
+    sigbus::install().unwrap();
+    let small = GuestMap::new().with_region(spec(0, PAGE, &file, 0)).err().unwrap();
+    assert!(matches!(small, MapError::BadRegion { .. }), "{small}");
+    let map = GuestMap::new().with_region(spec(0, huge, &file, 0)).unwrap();
+    file.set_len(0).unwrap();
+    let mut bytes = [9; 8192];
+    assert_eq!(list(&map, huge / 2 + 5000, 8192).unwrap().read_into(&mut bytes), 8192);
+    assert_eq!(bytes, [0; 8192]);
+    assert!(map.poisoned());
+}
