@@ -167,8 +167,16 @@ impl Device {
 
     /// Stops every queue and ends the session: all its memory is freed. The end of a connection.
     pub fn shut_down(&self) {
-        let indices: Vec<u16> =
-            self.queues.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        let indices: Vec<u16> = {
+            let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            // All at once, so that waiting for stuck ones does not add up.
+            for running in queues.values() {
+                if let Running::Served(handle) = running {
+                    handle.begin_stop();
+                }
+            }
+            queues.keys().copied().collect()
+        };
         for index in indices {
             if let Err(error) = self.stop_queue(index) {
                 warn!(slice = %self.name, %error, "while the session ends");

@@ -1,12 +1,11 @@
 //! A queue's thread.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use tracing::{debug, warn};
 use vram_guest_memory::GuestMap;
 use vram_protocol::{QueueKind, Response, Status};
@@ -15,26 +14,45 @@ use vram_virtqueue::{Finished, Post, Ring, RingError, Token};
 
 use crate::memory::MemoryCell;
 use crate::request::{AnswerPlace, Taken, take};
-use crate::waker::{Waker, drain, signal};
+use crate::waker::{Sleeper, Waker, signal, unblock};
 use crate::{DeviceFailure, StartQueueError};
 
 /// How long a stopping queue waits for requests under way.
 const DRAIN_WAIT: Duration = Duration::from_secs(8);
 
+/// How often a stopping queue looks at the time.
+const DRAIN_LOOK: Duration = Duration::from_millis(100);
+
+/// How long a stopping queue is waited for before its call descriptor is looked at.
+const NUDGE_WAIT: Duration = Duration::from_millis(100);
+
 /// The descriptor that interrupts the guest; the frontend may change it at any time, or take it away.
+///
+/// The lock is never held while the descriptor is written: a frontend can make that block for a while.
 #[derive(Default)]
-pub struct CallCell(Mutex<Option<OwnedFd>>);
+pub struct CallCell(Mutex<Option<Arc<OwnedFd>>>);
 
 impl CallCell {
     /// Replaces the descriptor.
     pub fn set(&self, call: Option<OwnedFd>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = call;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = call.map(Arc::new);
+    }
+
+    fn get(&self) -> Option<Arc<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Interrupts the guest, if it wants that.
     pub(crate) fn signal(&self) {
-        if let Some(call) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            signal(call);
+        if let Some(call) = self.get() {
+            signal(&call);
+        }
+    }
+
+    /// Frees a thread that is stuck in [`Self::signal`].
+    fn unblock(&self) {
+        if let Some(call) = self.get() {
+            unblock(&call);
         }
     }
 }
@@ -75,6 +93,7 @@ pub(crate) struct QueueSetup {
 pub(crate) struct QueueHandle {
     waker: Arc<Waker>,
     stopping: Arc<AtomicBool>,
+    call: Arc<CallCell>,
     ended: Receiver<Ring>,
 }
 
@@ -86,6 +105,8 @@ impl QueueHandle {
         failed: Box<dyn FnOnce(DeviceFailure) + Send>,
     ) -> std::result::Result<Self, StartQueueError> {
         let waker = Arc::new(Waker::new().map_err(StartQueueError::Eventfd)?);
+        let sleeper = Sleeper::new(&setup.kick, &waker).map_err(StartQueueError::Eventfd)?;
+        let call = Arc::clone(&setup.call);
         let stopping = Arc::new(AtomicBool::new(false));
         let (sender, finished) = bounded(usize::from(setup.ring.size()));
         let mailbox: Arc<dyn Post<Result>> = Arc::new(Mailbox { sender, waker: Arc::clone(&waker) });
@@ -95,6 +116,7 @@ impl QueueHandle {
             kind: QueueKind::of(setup.index),
             setup,
             waker: Arc::clone(&waker),
+            sleeper,
             stopping: Arc::clone(&stopping),
             mailbox,
             finished,
@@ -119,15 +141,27 @@ impl QueueHandle {
             }
         })
         .map_err(StartQueueError::Thread)?;
-        Ok(Self { waker, stopping, ended })
+        Ok(Self { waker, stopping, call, ended })
+    }
+
+    /// Tells the thread to stop; [`Self::stop`] waits for it.
+    pub(crate) fn begin_stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.waker.wake();
     }
 
     /// Stops taking chains, waits for those under way, and gives the ring back; `None` if the thread failed or did
     /// not come to an end in time.
     pub(crate) fn stop(self) -> Option<Ring> {
-        self.stopping.store(true, Ordering::Release);
-        self.waker.wake();
-        self.ended.recv_timeout(DRAIN_WAIT.saturating_mul(2)).ok()
+        self.begin_stop();
+        let deadline = Instant::now().checked_add(DRAIN_WAIT.saturating_mul(2))?;
+        loop {
+            match self.ended.recv_timeout(NUDGE_WAIT) {
+                Ok(ring) => return Some(ring),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => self.call.unblock(),
+                Err(_) => return None,
+            }
+        }
     }
 }
 
@@ -151,6 +185,7 @@ struct Worker {
     kind: QueueKind,
     setup: QueueSetup,
     waker: Arc<Waker>,
+    sleeper: Sleeper,
     stopping: Arc<AtomicBool>,
     mailbox: Arc<dyn Post<Result>>,
     finished: Receiver<Finished<Result>>,
@@ -166,45 +201,42 @@ impl Worker {
             if self.stopping.load(Ordering::Acquire) {
                 return self.drain();
             }
-            self.wait(PollTimeout::NONE);
+            self.wait(None);
         }
     }
 
-    /// Sleeps until there is a kick or a finished request.
-    fn wait(&self, timeout: PollTimeout) {
-        let mut fds = [
-            PollFd::new(self.setup.kick.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.waker.fd(), PollFlags::POLLIN),
-        ];
-        // A signal or an odd descriptor only means looking once for nothing.
-        let _ = poll(&mut fds, timeout);
-        if fds.first().and_then(PollFd::any).unwrap_or(false) {
-            drain(&self.setup.kick);
-        }
+    /// Sleeps until there is a kick or a finished request, or the time is up.
+    fn wait(&self, timeout: Option<Duration>) {
+        self.sleeper.sleep(timeout);
         self.waker.lower();
     }
 
     /// Takes all there is to take, answers all there is to answer, and says so to the guest.
+    ///
+    /// A guest can keep this going for as long as it likes, so the map is taken anew for each ringful of chains: memory
+    /// that is taken away meanwhile is not used for longer than that.
     fn round(&mut self) -> std::result::Result<(), DeviceFailure> {
-        let map = self.setup.memory.get();
-        let mut answered = self.answer_finished(&map)?;
         loop {
+            let map = self.setup.memory.get();
+            let mut answered = self.answer_finished(&map)?;
             self.setup.ring.disable_kicks(&map)?;
-            while !self.stopping.load(Ordering::Relaxed)
-                && let Some(chain) = self.setup.ring.pop(&map)?
-            {
+            for _ in 0..self.setup.ring.size() {
+                if self.stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                let Some(chain) = self.setup.ring.pop(&map)? else { break };
                 answered |= self.serve(&map, chain)?;
             }
             answered |= self.answer_finished(&map)?;
-            if !self.setup.ring.enable_kicks(&map)? || self.stopping.load(Ordering::Relaxed) {
-                break;
+            let more = self.setup.ring.enable_kicks(&map)?;
+            self.notify(&map, answered)?;
+            if map.poisoned() {
+                return Err(DeviceFailure::GuestMemoryLost);
+            }
+            if !more || self.stopping.load(Ordering::Relaxed) {
+                return Ok(());
             }
         }
-        self.notify(&map, answered)?;
-        if map.poisoned() {
-            return Err(DeviceFailure::GuestMemoryLost);
-        }
-        Ok(())
     }
 
     /// Waits for what is under way, answering it, without taking anything new.
@@ -214,7 +246,7 @@ impl Worker {
             if deadline.is_none_or(|at| Instant::now() >= at) {
                 return Err(DeviceFailure::StuckRequests { count: self.under_way });
             }
-            self.wait(PollTimeout::from(100u8));
+            self.wait(Some(DRAIN_LOOK));
             let map = self.setup.memory.get();
             let answered = self.answer_finished(&map)?;
             self.notify(&map, answered)?;
@@ -318,7 +350,9 @@ impl Worker {
         decoded: crate::request::Decoded,
     ) {
         let reads = matches!(decoded.request, vram_protocol::Request::Read(_));
-        let data = if reads { std::mem::take(&mut place.rest) } else { decoded.payload };
+        // Room nobody asked for is not held on to.
+        let room = std::mem::take(&mut place.rest);
+        let data = if reads { room } else { decoded.payload };
         let tag = decoded.header.tag;
         if let Some(slot) = self.in_flight.get_mut(usize::from(head)) {
             *slot = Some((place, tag));

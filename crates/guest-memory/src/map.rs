@@ -162,9 +162,7 @@ impl GuestMap {
         if guest_start.checked_add(len_bytes).is_none() || frontend_start.checked_add(len_bytes).is_none() {
             return Err(bad);
         }
-        let mapped_bytes =
-            self.regions.iter().fold(len_bytes, |sum, region| sum.saturating_add(region.mapped.len()));
-        if mapped_bytes > MAX_GUEST_BYTES {
+        if self.len_bytes().saturating_add(len_bytes) > MAX_GUEST_BYTES {
             return Err(MapError::TooLarge);
         }
         let Ok(size) = usize::try_from(len_bytes) else { return Err(bad) };
@@ -232,6 +230,11 @@ impl GuestMap {
         self.regions.len()
     }
 
+    /// Bytes of all regions.
+    pub fn len_bytes(&self) -> u64 {
+        self.regions.iter().fold(0, |sum, region| sum.saturating_add(region.mapped.len()))
+    }
+
     /// Whether any region lost bytes because its file shrank.
     pub fn poisoned(&self) -> bool {
         self.regions.iter().any(|region| region.watch.poisoned())
@@ -296,5 +299,13 @@ impl Departed {
     /// Whether nobody uses the memory any more.
     pub fn gone(&self) -> bool {
         self.regions.iter().all(|region| region.strong_count() == 0)
+    }
+
+    /// Regions somebody still uses, and their bytes.
+    pub fn left(&self) -> (usize, u64) {
+        let left = self.regions.iter().filter_map(std::sync::Weak::upgrade);
+        left.fold((0, 0), |(count, bytes), region| {
+            (usize::saturating_add(count, 1), u64::saturating_add(bytes, region.mapped.len()))
+        })
     }
 }

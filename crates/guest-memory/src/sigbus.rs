@@ -24,15 +24,14 @@ struct Slot {
     flag: AtomicUsize,
 }
 
-static TABLE: [Slot; SLOTS] =
-    [const {
-        Slot {
-            start: AtomicUsize::new(0),
-            end: AtomicUsize::new(0),
-            page: AtomicUsize::new(0),
-            flag: AtomicUsize::new(0),
-        }
-    }; SLOTS];
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        page: AtomicUsize::new(0),
+        flag: AtomicUsize::new(0),
+    }
+}; SLOTS];
 static WRITERS: Mutex<()> = Mutex::new(());
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 

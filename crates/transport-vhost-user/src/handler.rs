@@ -12,7 +12,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 use vram_device::{Device, QueueEvents};
-use vram_guest_memory::{Departed, GuestMap, MAX_REGIONS, RegionSpec};
+use vram_guest_memory::{Departed, GuestMap, MAX_GUEST_BYTES, MAX_REGIONS, RegionSpec};
 
 use crate::error::MessageError;
 use crate::fd::event_fd;
@@ -35,6 +35,8 @@ pub(crate) struct Handler {
     slice: String,
     acked_features: u64,
     vrings: Vec<Vring>,
+    /// Memory taken away that transfers still used when it had been waited for.
+    departed: Vec<Departed>,
 }
 
 fn refuse(error: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -49,7 +51,7 @@ fn not_valid(what: &'static str) -> Error {
 impl Handler {
     pub(crate) fn new(device: Device, slice: String) -> Self {
         let vrings = (0..device.queue_count()).map(|_| Vring::default()).collect();
-        Self { device, slice, acked_features: 0, vrings }
+        Self { device, slice, acked_features: 0, vrings, departed: Vec::new() }
     }
 
     /// Everything this device offers.
@@ -107,16 +109,30 @@ impl Handler {
     }
 
     /// Puts a new map in place and waits, within a bound, until nobody uses what is no longer in it.
-    fn replace_map(&self, map: GuestMap, departed: &Departed) {
+    fn replace_map(&mut self, map: GuestMap, departed: Departed) {
         self.device.memory().set(map);
         let deadline = Instant::now().checked_add(DEPART_WAIT);
         while !departed.gone() {
             if deadline.is_none_or(|at| Instant::now() >= at) {
                 warn!(slice = %self.slice, "transfers still use guest memory that the frontend takes away");
+                self.departed.push(departed);
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// What is mapped for a guest, taken away but still in use or not, is bounded: all guests share one address space.
+    fn check_departed(&mut self, map: &GuestMap) -> Result<()> {
+        self.departed.retain(|departed| !departed.gone());
+        let left = self.departed.iter().map(Departed::left);
+        let (regions, bytes) = left.fold((map.region_count(), map.len_bytes()), |(regions, bytes), left| {
+            (regions.saturating_add(left.0), bytes.saturating_add(left.1))
+        });
+        if regions > MAX_REGIONS.saturating_mul(2) || bytes > MAX_GUEST_BYTES.saturating_mul(2) {
+            return Err(not_valid("memory region beside so many that transfers still use"));
+        }
+        Ok(())
     }
 }
 
@@ -176,8 +192,9 @@ impl VhostUserBackendReqHandlerMut for Handler {
         for (region, file) in regions.iter().zip(files) {
             map = map.with_region(spec(region, file)).map_err(refuse)?;
         }
+        self.check_departed(&map)?;
         let departed = self.device.memory().get().departing();
-        self.replace_map(map, &departed);
+        self.replace_map(map, departed);
         Ok(None)
     }
 
@@ -311,6 +328,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
         let map = self.device.memory().get().with_region(spec(region, fd)).map_err(refuse)?;
+        self.check_departed(&map)?;
         self.device.memory().set(map);
         Ok(None)
     }
@@ -322,7 +340,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
             .get()
             .without_region(region.guest_phys_addr, region.memory_size)
             .map_err(refuse)?;
-        self.replace_map(map, &departed);
+        self.replace_map(map, departed);
         Ok(())
     }
 
