@@ -27,6 +27,8 @@ impl Residency {
             match self.back(&grant) {
                 Ok(()) => {
                     let allocation = self.pool().commit(grant);
+                    // Somebody of the same slice may wait for its turn.
+                    self.released.notify_all();
                     return Ok(MemoryLease::new(self, slice, allocation.range));
                 }
                 Err(BackError::Refused { gpu }) => {
@@ -34,8 +36,11 @@ impl Residency {
                     self.abort(grant, Some(gpu));
                 }
                 Err(BackError::Failed(error)) => {
+                    let lost = error.gpu_error().is_some_and(|error| self.note(error));
                     self.abort(grant, None);
-                    return Err(error);
+                    if !lost {
+                        return Err(error);
+                    }
                 }
             }
         }
@@ -45,7 +50,8 @@ impl Residency {
         let mut pool = self.pool();
         loop {
             match pool.plan_alloc(slice, request) {
-                Err(AllocError::QuarantinePending { .. }) => {}
+                // Busy: a session of the slice that has ended is still at it.
+                Err(AllocError::QuarantinePending { .. } | AllocError::Busy { .. }) => {}
                 other => return Ok(other?),
             }
             let left = RELEASE_WAIT.saturating_sub(started.elapsed());
@@ -62,6 +68,7 @@ impl Residency {
         if let Some(plan) = plan {
             self.carry_out(plan);
         }
+        self.released.notify_all();
     }
 
     /// Makes and maps the shards a grant needs; on failure takes away again what was made.

@@ -26,9 +26,6 @@ pub enum StartError {
         /// What the backend says.
         granularity_bytes: u64,
     },
-    /// The release thread cannot be started.
-    #[error("The thread that takes freed memory back cannot be started")]
-    Thread(#[source] vram_sandbox::SpawnError),
 }
 
 /// Why a slice cannot be made.
@@ -40,6 +37,9 @@ pub enum SliceError {
     /// Its band cannot be reserved.
     #[error("No address space for the slice can be reserved")]
     Gpu(#[from] GpuError),
+    /// Its release thread cannot be started.
+    #[error("The thread that takes freed memory back cannot be started")]
+    Thread(#[source] vram_sandbox::SpawnError),
     /// No address space is that large.
     #[error("A limit of {limit_bytes} bytes needs more address space than there is")]
     TooLarge {
@@ -66,4 +66,14 @@ pub enum AllocateError {
         /// How long it was waited for.
         waited_ms: u64,
     },
+}
+
+impl AllocateError {
+    /// The GPU's error behind it, if there is one.
+    pub(crate) fn gpu_error(&self) -> Option<&GpuError> {
+        match self {
+            Self::Gpu(error) | Self::Scrub(TransferError::Gpu(error)) => Some(error),
+            Self::Pool(_) | Self::Scrub(_) | Self::ReleaseStuck { .. } => None,
+        }
+    }
 }

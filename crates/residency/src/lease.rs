@@ -7,7 +7,6 @@ use vram_gpu::DeviceRange;
 use vram_pool::SliceId;
 
 use crate::Residency;
-use crate::release::Releasing;
 
 /// An allocation. When it is dropped its memory is quarantined, scrubbed and given back; whoever still moves bytes of
 /// it holds a clone of the `Arc` it lives in.
@@ -33,10 +32,7 @@ impl Drop for MemoryLease {
         let Some(residency) = self.residency.upgrade() else { return };
         let freeing = residency.pool().begin_free(self.slice, self.range.start);
         match freeing {
-            Ok(freeing) => {
-                // The receiver lives as long as the residency does.
-                let _ = residency.releases.send(Releasing(freeing));
-            }
+            Ok(freeing) => residency.release(freeing),
             Err(error) => error!(%error, range = %self.range, "a lease names no allocation"),
         }
     }

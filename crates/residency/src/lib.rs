@@ -4,7 +4,8 @@
 //! and mapped, then it is committed; a freed range is scrubbed or its shards released, then it is free.
 //!
 //! Two kinds of threads run this code: whoever allocates (a guest's control thread) does the work of its own
-//! allocation itself; freed ranges are handled by one thread of this crate, so that a free never waits.
+//! allocation itself; freed ranges are handled by a thread of this crate for each slice, so that a free never waits and
+//! no slice waits for what another frees.
 //!
 //! Locks, in this order, none held across a GPU call: the pool, then the shard table.
 #![forbid(unsafe_code)]

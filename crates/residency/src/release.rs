@@ -5,16 +5,16 @@ use std::sync::Weak;
 use crossbeam_channel::Receiver;
 use tracing::error;
 use vram_pool::{Freeing, ReleasePlan, SliceId};
-use vram_transfer::Part;
+use vram_transfer::{Part, TransferError};
 
 use crate::Residency;
 
-/// A freed allocation on its way to the release thread.
-pub(crate) struct Releasing(pub(crate) Freeing);
+/// How often a scrub that a GPU failed is tried.
+const SCRUB_ATTEMPTS: usize = 3;
 
-/// The release thread: takes freed ranges back until nobody can free any more.
-pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Releasing>) {
-    for Releasing(freeing) in releases {
+/// A slice's release thread: takes freed ranges back until nobody can free any more.
+pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Freeing>) {
+    for freeing in releases {
         let Some(residency) = residency.upgrade() else { return };
         let plan = residency.pool().plan_release(freeing);
         residency.carry_out(plan);
@@ -26,10 +26,7 @@ impl Residency {
     pub(crate) fn carry_out(&self, plan: ReleasePlan) {
         let mut next = Some(plan);
         while let Some(plan) = next {
-            let parts = self.scrub_parts(&plan);
-            if !parts.is_empty()
-                && let Err(error) = self.engine.scrub(parts, Vec::new())
-            {
+            if let Err(error) = self.scrub(&plan) {
                 // Memory that cannot be cleared must not be given out again: it stays quarantined for good.
                 error!(%error, "freed memory could not be scrubbed and is kept out of use");
                 return;
@@ -39,6 +36,26 @@ impl Residency {
             }
             next = self.pool().finish_release(plan);
             self.released.notify_all();
+        }
+    }
+
+    /// Clears what the plan says, except on GPUs that are lost.
+    fn scrub(&self, plan: &ReleasePlan) -> Result<(), TransferError> {
+        let mut attempts = 0usize;
+        loop {
+            let parts = self.scrub_parts(plan);
+            if parts.is_empty() {
+                return Ok(());
+            }
+            let Err(error) = self.engine.scrub(parts, Vec::new()) else { return Ok(()) };
+            // A GPU that is lost takes part no longer; there are only so many.
+            if matches!(&error, TransferError::Gpu(error) if self.note(error)) {
+                continue;
+            }
+            attempts = attempts.saturating_add(1);
+            if attempts >= SCRUB_ATTEMPTS {
+                return Err(error);
+            }
         }
     }
 

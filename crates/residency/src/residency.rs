@@ -5,11 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
-use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuId, ShardHandle};
-use vram_pool::{Backing, GpuCapacity, Pool, PoolConfig, SliceConfig, SliceId};
+use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
+use vram_pool::{Backing, Freeing, GpuCapacity, Pool, PoolConfig, SliceConfig, SliceId};
 use vram_transfer::{Engine, Part};
 
-use crate::release::{Releasing, release_all};
+use crate::release::release_all;
 use crate::{SliceError, StartError};
 
 /// How the memory of the GPUs is taken into the pool.
@@ -30,7 +30,8 @@ pub struct Residency {
     shards: Mutex<HashMap<DeviceAddress, ShardHandle>>,
     /// Signalled whenever released memory is free again.
     pub(crate) released: Condvar,
-    pub(crate) releases: Sender<Releasing>,
+    /// To the release thread of each slice.
+    releases: Mutex<HashMap<SliceId, Sender<Freeing>>>,
 }
 
 impl Residency {
@@ -50,20 +51,14 @@ impl Residency {
         }
         let pool = Pool::new(PoolConfig { shard_bytes, gpus, topology: backend.topology().clone() })?;
         let engine = Engine::new(&backend)?;
-        // One entry per freed allocation that is not scrubbed yet, so bounded by the allocations there were.
-        let (releases, receiver) = unbounded();
-        let residency = Arc::new(Self {
+        Ok(Arc::new(Self {
             backend,
             engine,
             pool: Mutex::new(pool),
             shards: Mutex::default(),
             released: Condvar::new(),
-            releases,
-        });
-        let weak = Arc::downgrade(&residency);
-        vram_sandbox::spawn_named("release", move || release_all(&weak, &receiver))
-            .map_err(StartError::Thread)?;
-        Ok(residency)
+            releases: Mutex::default(),
+        }))
     }
 
     /// The backend.
@@ -81,22 +76,53 @@ impl Residency {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a slice and reserves its band.
-    pub fn add_slice(&self, config: SliceConfig) -> Result<SliceId, SliceError> {
+    /// Makes a slice, reserves its band, and starts the thread that takes back what it frees.
+    pub fn add_slice(self: &Arc<Self>, config: SliceConfig) -> Result<SliceId, SliceError> {
         let limit_bytes = config.limit_bytes;
         let (band_bytes, alignment_bytes) = {
             let pool = self.pool();
             pool.admit(&config)?;
             (pool.band_bytes(limit_bytes).ok_or(SliceError::TooLarge { limit_bytes })?, pool.shard_bytes())
         };
+        // One entry per freed allocation that is not scrubbed yet, so bounded by the allocations there were. The thread
+        // ends when nobody is left who could send.
+        let (sender, receiver) = unbounded();
+        let weak = Arc::downgrade(self);
+        vram_sandbox::spawn_named(format!("release-{}", config.name), move || release_all(&weak, &receiver))
+            .map_err(SliceError::Thread)?;
         let band = self.backend.reserve_band(band_bytes, alignment_bytes.next_power_of_two())?;
         let added = self.pool().add_slice(config, band);
-        added.map_err(|error| {
+        let slice = added.map_err(|error| {
             if let Err(error) = self.backend.free_band(band) {
                 error!(%error, "a band could not be given back");
             }
-            error.into()
-        })
+            SliceError::from(error)
+        })?;
+        self.releases.lock().unwrap_or_else(PoisonError::into_inner).insert(slice, sender);
+        Ok(slice)
+    }
+
+    /// Hands a freed allocation to its slice's release thread.
+    pub(crate) fn release(&self, freeing: Freeing) {
+        let releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = releases.get(&freeing.slice()) {
+            // The receiver lives as long as the sender does.
+            let _ = sender.send(freeing);
+        }
+    }
+
+    /// Looks whether an error says that a GPU is gone, and if so, takes it out of the books: nothing new is put on it,
+    /// and what was on it can be freed. True if a GPU is known to be gone now.
+    pub fn note(&self, error: &GpuError) -> bool {
+        let GpuError::DeviceLost { gpu, .. } = error else { return false };
+        let mut pool = self.pool();
+        if pool.gpus().iter().any(|known| known.id == *gpu && !known.lost) {
+            pool.mark_lost(*gpu);
+            drop(pool);
+            error!(%gpu, %error, "a GPU is lost, and all bytes on it");
+            self.released.notify_all();
+        }
+        true
     }
 
     /// The pieces of a range of a slice, one per shard. Shorter than the range where memory was lost.
@@ -123,9 +149,10 @@ impl Residency {
         }
     }
 
-    /// The GPUs that are to reach memory on `gpu`: all that can, so that copies between GPUs need no detour.
+    /// The GPUs that are to reach memory on `gpu`: all that are there and can, so that copies between GPUs need no detour.
     pub(crate) fn reaching(&self, gpu: GpuId) -> Vec<GpuId> {
-        let ids = self.backend.devices().iter().map(|device| device.id);
+        let known = self.pool().gpus();
+        let ids = known.iter().filter(|known| !known.lost).map(|known| known.id);
         ids.filter(|from| self.backend.can_access(*from, gpu)).collect()
     }
 }

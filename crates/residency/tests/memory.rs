@@ -19,7 +19,7 @@ fn rig(spec: &str) -> (Arc<SimBackend>, Arc<Residency>) {
     (sim, residency)
 }
 
-fn slice(residency: &Residency, name: &str, limit: u64) -> SliceId {
+fn slice(residency: &Arc<Residency>, name: &str, limit: u64) -> SliceId {
     residency
         .add_slice(SliceConfig {
             name: name.to_owned(),

@@ -72,7 +72,7 @@ impl Context {
             return stream.clone();
         }
         if self.streams.len() >= MANY_STREAMS {
-            self.streams.retain(|_, stream| !stream.is_idle());
+            self.streams.retain(|_, stream| !stream.is_unused());
         }
         self.streams.entry(number).or_insert_with(|| engine.stream()).clone()
     }

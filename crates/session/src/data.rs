@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vram_gpu::{DeviceAddress, DeviceRange, Pattern};
 use vram_guest_memory::SpanList;
 use vram_protocol::{Copy, Fill, Header, Range, Request, Status};
-use vram_transfer::{Job, Lease, Outcome, Part, Stream, Work};
+use vram_transfer::{Job, Lease, Outcome, Part, Stream, TransferError, Work};
 
 use crate::Session;
 use crate::context::Allocation;
@@ -32,7 +32,13 @@ impl Session {
         match self.prepare(&header, request, data) {
             Ok(Prepared::Job { stream, work, leases, moved }) => {
                 let counters = Arc::clone(&self.config.counters);
+                let residency = Arc::downgrade(&self.config.residency);
                 let done = Box::new(move |outcome: Outcome| {
+                    if let Err(TransferError::Gpu(error)) = &outcome.result
+                        && let Some(residency) = residency.upgrade()
+                    {
+                        residency.note(error);
+                    }
                     counters.moved(moved, outcome.moved_bytes);
                     answered(answer(&outcome));
                 });

@@ -17,14 +17,16 @@ use crate::{EngineError, TransferError};
 /// How long one wait for an event lasts before it is begun again; bounds how long a shutdown takes.
 const WAIT_SLICE: Duration = Duration::from_millis(200);
 
-/// Steps a lane keeps enqueued: enough to keep a copy engine busy, few enough for any driver's queue. A single job
-/// may have more; it is then enqueued alone.
+/// Steps a lane keeps enqueued: enough to keep a copy engine busy, few enough for any driver's queue.
 const MAX_OUTSTANDING_STEPS: usize = 2048;
 
 /// What the waiting thread needs to know about enqueued work.
 struct Enqueued {
-    /// The event behind the work, or why it could not be enqueued.
+    /// The event behind the work, or why there is none.
     event: Result<EventHandle, GpuError>,
+    /// Why not all of the work was enqueued. The event is waited for all the same: what was enqueued before must have
+    /// run before the job is over.
+    refused: Option<GpuError>,
     running: Arc<Running>,
     first_offset: u64,
     steps: usize,
@@ -105,17 +107,9 @@ impl Shared {
         let LanePlan { first_offset, steps: to_do, .. } = plan;
         let steps = to_do.len();
         let mut spans = Vec::new();
-        let enqueued = to_do.into_iter().try_for_each(|step| self.enqueue(step, &mut spans));
-        // The event comes even after an error: what was enqueued before it must have run before the job is over.
-        let event = match (enqueued, self.backend.record(self.stream)) {
-            (Ok(()), event) => event,
-            (Err(error), Err(_)) => Err(error),
-            (Err(error), Ok(event)) => {
-                self.settle(event);
-                Err(error)
-            }
-        };
-        Enqueued { event, running, first_offset, steps, spans }
+        let refused = to_do.into_iter().try_for_each(|step| self.enqueue(step, &mut spans)).err();
+        let event = self.backend.record(self.stream);
+        Enqueued { event, refused, running, first_offset, steps, spans }
     }
 
     fn enqueue(&self, step: Step, spans: &mut Vec<HostSpan>) -> Result<(), GpuError> {
@@ -133,12 +127,6 @@ impl Shared {
         }
     }
 
-    /// Waits for what was enqueued before a refused step. Rare, and bounded by what one job enqueues.
-    fn settle(&self, event: EventHandle) {
-        while let Ok(false) = self.backend.synchronize(event, WAIT_SLICE) {}
-        self.forget(event);
-    }
-
     fn forget(&self, event: EventHandle) {
         if let Err(error) = self.backend.destroy_event(event) {
             error!(%error, "an event could not be destroyed");
@@ -148,7 +136,7 @@ impl Shared {
     /// Reports on everything that was enqueued, in order, until the lane is gone and all is reported.
     fn wait_all(&self, enqueued: &Receiver<Enqueued>) {
         for work in enqueued {
-            let Enqueued { event, running, first_offset, steps, spans } = work;
+            let Enqueued { event, refused, running, first_offset, steps, spans } = work;
             let result = event.and_then(|event| {
                 let reached = loop {
                     match self.backend.synchronize(event, WAIT_SLICE) {
@@ -159,7 +147,7 @@ impl Shared {
                 self.forget(event);
                 reached.map(|_| ())
             });
-            let result = match result {
+            let result = match result.and(refused.map_or(Ok(()), Err)) {
                 Err(error) => {
                     error!(%error, "a GPU failed a transfer");
                     Err(TransferError::Gpu(error))

@@ -32,11 +32,15 @@ pub(crate) enum Step {
     Fill { range: DeviceRange, pattern: Pattern },
 }
 
-/// The steps of one job on one lane, in order.
+/// Most steps that are handed to a lane as one piece, with one event behind them: a job of more would overflow the queue
+/// of a driver, and hold up others while it is enqueued.
+pub(crate) const MAX_PIECE_STEPS: usize = 1024;
+
+/// Some steps of one job on one lane, in order; a job has several of them on a lane if it has very many steps there.
 #[derive(Debug)]
 pub(crate) struct LanePlan {
     pub(crate) lane: LaneId,
-    /// Offset in the job of the first byte this lane moves.
+    /// Offset in the job of the first byte these steps move.
     pub(crate) first_offset: u64,
     pub(crate) steps: Vec<Step>,
 }
@@ -68,11 +72,18 @@ impl Plan {
 
     fn push(&mut self, gpu: GpuId, direction: Direction, len_bytes: u64, step: Step) {
         let lane = LaneId { gpu, direction };
-        match self.lanes.iter_mut().find(|plan| plan.lane == lane) {
-            Some(plan) => plan.steps.push(step),
-            None => self.lanes.push(LanePlan { lane, first_offset: self.total_bytes, steps: vec![step] }),
+        // The last piece of the lane is near the end: a job's GPUs are few.
+        match self.lanes.iter_mut().rev().find(|plan| plan.lane == lane) {
+            Some(plan) if plan.steps.len() < MAX_PIECE_STEPS => plan.steps.push(step),
+            _ => self.lanes.push(LanePlan { lane, first_offset: self.total_bytes, steps: vec![step] }),
         }
         self.total_bytes = self.total_bytes.saturating_add(len_bytes);
+    }
+
+    /// The lane of all steps, if there is one such.
+    pub(crate) fn only_lane(&self) -> Option<LaneId> {
+        let first = self.lanes.first()?.lane;
+        self.lanes.iter().all(|plan| plan.lane == first).then_some(first)
     }
 
     fn host(&mut self, parts: &[Part], spans: &SpanList, direction: Direction) -> Result<(), TransferError> {
@@ -222,6 +233,19 @@ mod tests {
             }
             prop_assert_eq!(count, total);
         }
+    }
+
+    #[test]
+    fn jobs_of_many_steps_are_cut_into_pieces_in_order() {
+        let many = vec![1; MAX_PIECE_STEPS * 2 + 1];
+        let plan = Plan::of(Work::Fill { to: parts(0, &many, 1), pattern: Pattern::U8(0) }).unwrap();
+        let pieces: Vec<_> = plan.lanes.iter().map(|lane| (lane.first_offset, lane.steps.len())).collect();
+        assert_eq!(pieces, [(0, 1024), (1024, 1024), (2048, 1)]);
+        assert!(plan.only_lane().is_some());
+        let plan = Plan::of(Work::Fill { to: parts(0, &many, 2), pattern: Pattern::U8(0) }).unwrap();
+        let pieces: Vec<_> = plan.lanes.iter().map(|lane| (lane.first_offset, lane.steps.len())).collect();
+        assert_eq!(pieces, [(0, 1024), (1, 1024), (2048, 1)]);
+        assert!(plan.only_lane().is_none());
     }
 
     #[test]

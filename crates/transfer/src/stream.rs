@@ -93,10 +93,10 @@ impl Stream {
         CloseWait::Idle
     }
 
-    /// Whether nothing is waiting or under way.
-    pub fn is_idle(&self) -> bool {
+    /// Whether nothing is waiting or under way, nor can be soon: nobody else has a handle to submit by.
+    pub fn is_unused(&self) -> bool {
         let state = self.shared.lock();
-        state.running == 0 && state.waiting.is_empty()
+        state.running == 0 && state.waiting.is_empty() && Arc::strong_count(&self.shared) == 1
     }
 }
 
@@ -116,13 +116,7 @@ impl Shared {
     /// thread at a time decides what comes next; it is not held while `done` runs.
     fn dispatch<'a>(shared: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
         while let Some(next) = state.waiting.front() {
-            let lane = match &next.plan {
-                Ok(plan) => match plan.lanes.as_slice() {
-                    [only] => Some(only.lane),
-                    _ => None,
-                },
-                Err(_) => None,
-            };
+            let lane = next.plan.as_ref().ok().and_then(Plan::only_lane);
             // The lane's own order is enough between jobs of the same lane; else wait for all before.
             if state.running > 0 && (lane.is_none() || lane != state.running_lane) {
                 return;
