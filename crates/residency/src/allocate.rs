@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 use vram_gpu::{DeviceRange, FreshMemory, GpuError, GpuId};
 use vram_pool::{AllocError, AllocRequest, Backing, Grant, SliceId};
-use vram_transfer::Part;
+use vram_transfer::{Flow, Part};
 
 use crate::{AllocateError, MemoryLease, Residency};
 
@@ -86,7 +86,7 @@ impl Residency {
             return Ok(());
         }
         let parts = backings.iter().map(|backing| Part { range: backing.range, gpu: backing.gpu }).collect();
-        self.engine.scrub(parts, Vec::new()).map_err(|error| {
+        self.engine.scrub(Flow::Upkeep(grant.slice().0), parts, Vec::new()).map_err(|error| {
             for backing in backings {
                 self.unback(backing);
             }

@@ -5,7 +5,7 @@ use std::sync::Weak;
 use crossbeam_channel::Receiver;
 use tracing::error;
 use vram_pool::{Freeing, ReleasePlan, SliceId};
-use vram_transfer::{Part, TransferError};
+use vram_transfer::{Flow, Part, TransferError};
 
 use crate::Residency;
 
@@ -41,13 +41,14 @@ impl Residency {
 
     /// Clears what the plan says, except on GPUs that are lost.
     fn scrub(&self, plan: &ReleasePlan) -> Result<(), TransferError> {
+        let flow = Flow::Upkeep(plan.slice().0);
         let mut attempts = 0usize;
         loop {
             let parts = self.scrub_parts(plan);
             if parts.is_empty() {
                 return Ok(());
             }
-            let Err(error) = self.engine.scrub(parts, Vec::new()) else { return Ok(()) };
+            let Err(error) = self.engine.scrub(flow, parts, Vec::new()) else { return Ok(()) };
             // A GPU that is lost takes part no longer; there are only so many.
             if matches!(&error, TransferError::Gpu(error) if self.note(error)) {
                 continue;

@@ -8,7 +8,7 @@ use vram_gpu_sim::{SimBackend, SimConfig};
 use vram_guest_memory::{HostBuffer, SpanList};
 use vram_pool::{AllocError, AllocRequest, Placement, SliceConfig, SliceId};
 use vram_residency::{AllocateError, MemoryConfig, MemoryLease, Residency};
-use vram_transfer::{Job, Work};
+use vram_transfer::{Flow, Job, Work};
 
 const MIB: u64 = 1 << 20;
 
@@ -43,7 +43,7 @@ fn read(residency: &Arc<Residency>, slice: SliceId, range: DeviceRange) -> Vec<u
     let (sender, receiver) = std::sync::mpsc::channel();
     let done = Box::new(move |outcome: vram_transfer::Outcome| sender.send(outcome.result).unwrap());
     let work = Work::Read { from: residency.parts(slice, range), to: to.clone() };
-    residency.engine().stream().submit(Job { work, leases: Vec::new(), done });
+    residency.engine().stream(Flow::Requests(0)).submit(Job { work, leases: Vec::new(), done });
     receiver.recv().unwrap().unwrap();
     let mut bytes = vec![1; range.len_bytes as usize];
     to.read_into(&mut bytes);
@@ -54,7 +54,7 @@ fn fill(residency: &Arc<Residency>, slice: SliceId, range: DeviceRange) {
     let (sender, receiver) = std::sync::mpsc::channel();
     let done = Box::new(move |outcome: vram_transfer::Outcome| sender.send(outcome.result).unwrap());
     let work = Work::Fill { to: residency.parts(slice, range), pattern: Pattern::U8(0xcc) };
-    residency.engine().stream().submit(Job { work, leases: Vec::new(), done });
+    residency.engine().stream(Flow::Requests(0)).submit(Job { work, leases: Vec::new(), done });
     receiver.recv().unwrap().unwrap();
 }
 

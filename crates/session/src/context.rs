@@ -7,7 +7,7 @@ use std::time::Instant;
 use vram_gpu::DeviceRange;
 use vram_protocol::Status;
 use vram_residency::MemoryLease;
-use vram_transfer::{CloseWait, Engine, Stream};
+use vram_transfer::{CloseWait, Engine, Flow, Stream};
 
 /// Streams a context keeps without looking for idle ones.
 const MANY_STREAMS: usize = 64;
@@ -67,14 +67,14 @@ impl Context {
 
     /// The stream with this number, made when first used. Idle ones are forgotten when there are many: a stream on
     /// which nothing is under way orders nothing.
-    pub(crate) fn stream(&mut self, number: u32, engine: &Arc<Engine>) -> Stream {
+    pub(crate) fn stream(&mut self, number: u32, flow: Flow, engine: &Arc<Engine>) -> Stream {
         if let Some(stream) = self.streams.get(&number) {
             return stream.clone();
         }
         if self.streams.len() >= MANY_STREAMS {
             self.streams.retain(|_, stream| !stream.is_unused());
         }
-        self.streams.entry(number).or_insert_with(|| engine.stream()).clone()
+        self.streams.entry(number).or_insert_with(|| engine.stream(flow)).clone()
     }
 
     /// Every stream on which something may be under way.

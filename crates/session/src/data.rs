@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use vram_gpu::{DeviceAddress, DeviceRange, Pattern};
 use vram_guest_memory::SpanList;
 use vram_protocol::{Copy, Fill, Header, Range, Request, Status};
-use vram_transfer::{Job, Lease, Outcome, Part, Stream, TransferError, Work};
+use vram_transfer::{Flow, Job, Lease, Outcome, Part, Stream, TransferError, Work};
 
 use crate::Session;
 use crate::context::Allocation;
@@ -90,7 +90,11 @@ impl Session {
             | Request::Free(_)
             | Request::Query(_) => return Err(Status::WrongQueue),
         };
-        let stream = context.stream(header.stream, self.config.residency.engine());
+        let stream = context.stream(
+            header.stream,
+            Flow::Requests(self.config.slice.0),
+            self.config.residency.engine(),
+        );
         drop(state);
         let [first, second] = ranges.map(|range| range.map(|range| self.parts(range)).transpose());
         let (first, second) = (first?.unwrap_or_default(), second?.unwrap_or_default());

@@ -8,7 +8,7 @@ use vram_sandbox::SpawnError;
 
 use crate::lane::Lane;
 use crate::plan::{Direction, LaneId, LanePlan};
-use crate::{Job, Lease, Part, Stream, TransferError, Work};
+use crate::{Flow, Job, Lease, Part, Stream, TransferError, Work};
 
 /// Why the engine cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -39,18 +39,23 @@ impl Engine {
         Ok(Arc::new(Self { lanes }))
     }
 
-    /// A new stream.
-    pub fn stream(self: &Arc<Self>) -> Stream {
-        Stream::new(Arc::clone(self))
+    /// A new stream of a flow.
+    pub fn stream(self: &Arc<Self>, flow: Flow) -> Stream {
+        Stream::new(Arc::clone(self), flow)
     }
 
     /// Zeroes device memory and waits for it: the way pages are scrubbed before somebody else gets them.
-    pub fn scrub(self: &Arc<Self>, to: Vec<Part>, leases: Vec<Lease>) -> Result<(), TransferError> {
+    pub fn scrub(
+        self: &Arc<Self>,
+        flow: Flow,
+        to: Vec<Part>,
+        leases: Vec<Lease>,
+    ) -> Result<(), TransferError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let done = Box::new(move |outcome: crate::Outcome| {
             let _ = sender.send(outcome.result);
         });
-        self.stream().submit(Job { work: Work::Fill { to, pattern: Pattern::U8(0) }, leases, done });
+        self.stream(flow).submit(Job { work: Work::Fill { to, pattern: Pattern::U8(0) }, leases, done });
         receiver.recv().unwrap_or(Err(TransferError::Cancelled))
     }
 

@@ -16,6 +16,15 @@ pub struct Part {
     pub gpu: GpuId,
 }
 
+/// Whose work it is. Lanes take turns among flows, so that none waits for all another has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flow {
+    /// The requests of the slice with this number.
+    Requests(u32),
+    /// What is done to its memory between owners.
+    Upkeep(u32),
+}
+
 /// What keeps device memory from being taken away while a job touches it.
 pub type Lease = Arc<dyn Any + Send + Sync>;
 

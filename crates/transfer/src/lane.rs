@@ -1,6 +1,6 @@
 //! A lane: one stream of the GPU backend, and the thread that waits for what was enqueued on it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,13 +12,49 @@ use vram_sandbox::{Worker, spawn_named};
 
 use crate::job::Running;
 use crate::plan::{Direction, LaneId, LanePlan, Step};
-use crate::{EngineError, TransferError};
+use crate::{EngineError, Flow, TransferError};
 
 /// How long one wait for an event lasts before it is begun again; bounds how long a shutdown takes.
 const WAIT_SLICE: Duration = Duration::from_millis(200);
 
 /// Steps a lane keeps enqueued: enough to keep a copy engine busy, few enough for any driver's queue.
-const MAX_OUTSTANDING_STEPS: usize = 2048;
+///
+/// The bounds on pieces and bytes are for the others: whoever comes waits for what is enqueued, and then takes turns.
+const MAX_OUTSTANDING: Load = Load { pieces: 64, steps: 2048, bytes: 256 << 20 };
+
+/// How much work something is.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    pieces: usize,
+    steps: usize,
+    bytes: u64,
+}
+
+impl Load {
+    fn of(plan: &LanePlan) -> Self {
+        Self { pieces: 1, steps: plan.steps.len(), bytes: plan.len_bytes }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            pieces: self.pieces.saturating_add(other.pieces),
+            steps: self.steps.saturating_add(other.steps),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            pieces: self.pieces.saturating_sub(other.pieces),
+            steps: self.steps.saturating_sub(other.steps),
+            bytes: self.bytes.saturating_sub(other.bytes),
+        }
+    }
+
+    fn fits(self, bound: Self) -> bool {
+        self.pieces <= bound.pieces && self.steps <= bound.steps && self.bytes <= bound.bytes
+    }
+}
 
 /// What the waiting thread needs to know about enqueued work.
 struct Enqueued {
@@ -29,7 +65,7 @@ struct Enqueued {
     refused: Option<GpuError>,
     running: Arc<Running>,
     first_offset: u64,
-    steps: usize,
+    load: Load,
     /// Host memory the work touches, to see whether it vanished meanwhile.
     spans: Vec<HostSpan>,
 }
@@ -49,18 +85,53 @@ struct Shared {
 }
 
 struct Issue {
-    /// Jobs that have not been enqueued because enough is. A job holds a ring slot or is a scrub, so they are few.
-    backlog: VecDeque<(LanePlan, Arc<Running>)>,
-    outstanding_steps: usize,
+    backlog: Backlog,
+    outstanding: Load,
     /// Gone when the lane is.
     sender: Option<Sender<Enqueued>>,
+}
+
+/// Pieces that have not been enqueued because enough is. A job holds a ring slot or is a scrub, so they are few.
+#[derive(Default)]
+struct Backlog {
+    /// Of each flow, in order; none is empty.
+    flows: HashMap<Flow, VecDeque<(LanePlan, Arc<Running>)>>,
+    /// Whose turn it is.
+    turns: VecDeque<Flow>,
+}
+
+impl Backlog {
+    fn push(&mut self, flow: Flow, plan: LanePlan, running: Arc<Running>) {
+        let waiting = self.flows.entry(flow).or_default();
+        if waiting.is_empty() {
+            self.turns.push_back(flow);
+        }
+        waiting.push_back((plan, running));
+    }
+
+    /// What comes next.
+    fn front(&self) -> Option<&LanePlan> {
+        self.flows.get(self.turns.front()?)?.front().map(|(plan, _)| plan)
+    }
+
+    fn pop(&mut self) -> Option<(LanePlan, Arc<Running>)> {
+        let flow = self.turns.pop_front()?;
+        let waiting = self.flows.get_mut(&flow)?;
+        let next = waiting.pop_front();
+        if waiting.is_empty() {
+            self.flows.remove(&flow);
+        } else {
+            self.turns.push_back(flow);
+        }
+        next
+    }
 }
 
 impl Lane {
     pub(crate) fn new(backend: Arc<dyn Backend>, id: LaneId) -> Result<Self, EngineError> {
         let stream = backend.create_stream(id.gpu)?;
         let (sender, receiver) = unbounded();
-        let issue = Issue { backlog: VecDeque::new(), outstanding_steps: 0, sender: Some(sender) };
+        let issue = Issue { backlog: Backlog::default(), outstanding: Load::default(), sender: Some(sender) };
         let shared = Arc::new(Shared { backend, stream, issue: Mutex::new(issue) });
         let direction = match id.direction {
             Direction::In => "in",
@@ -73,11 +144,11 @@ impl Lane {
         Ok(Self { shared, waiter: Mutex::new(Some(waiter)) })
     }
 
-    /// Takes a job's steps, to be enqueued behind what came before. Their end is reported to `running` by the lane's
+    /// Takes a piece of a job, to be enqueued behind what came before in the same flow. Its end is reported to `running` by the lane's
     /// own thread, never from within this call.
-    pub(crate) fn issue(&self, plan: LanePlan, running: &Arc<Running>) {
+    pub(crate) fn issue(&self, flow: Flow, plan: LanePlan, running: &Arc<Running>) {
         let mut issue = self.shared.lock();
-        issue.backlog.push_back((plan, Arc::clone(running)));
+        issue.backlog.push(flow, plan, Arc::clone(running));
         self.shared.pump(&mut issue);
     }
 }
@@ -89,27 +160,27 @@ impl Shared {
 
     /// Enqueues from the backlog while there is room.
     fn pump(&self, issue: &mut Issue) {
-        while let Some((plan, _)) = issue.backlog.front() {
-            let steps = issue.outstanding_steps.saturating_add(plan.steps.len());
-            if issue.outstanding_steps > 0 && steps > MAX_OUTSTANDING_STEPS {
+        while let Some(plan) = issue.backlog.front() {
+            let load = issue.outstanding.plus(Load::of(plan));
+            if issue.outstanding.pieces > 0 && !load.fits(MAX_OUTSTANDING) {
                 return;
             }
-            let (Some(sender), Some((plan, running))) = (&issue.sender, issue.backlog.pop_front()) else {
+            let (Some(sender), Some((plan, running))) = (&issue.sender, issue.backlog.pop()) else {
                 return;
             };
-            issue.outstanding_steps = steps;
+            issue.outstanding = load;
             // The receiver lives as long as the sender is here.
             let _ = sender.send(self.enqueue_all(plan, running));
         }
     }
 
     fn enqueue_all(&self, plan: LanePlan, running: Arc<Running>) -> Enqueued {
+        let load = Load::of(&plan);
         let LanePlan { first_offset, steps: to_do, .. } = plan;
-        let steps = to_do.len();
         let mut spans = Vec::new();
         let refused = to_do.into_iter().try_for_each(|step| self.enqueue(step, &mut spans)).err();
         let event = self.backend.record(self.stream);
-        Enqueued { event, refused, running, first_offset, steps, spans }
+        Enqueued { event, refused, running, first_offset, load, spans }
     }
 
     fn enqueue(&self, step: Step, spans: &mut Vec<HostSpan>) -> Result<(), GpuError> {
@@ -136,7 +207,7 @@ impl Shared {
     /// Reports on everything that was enqueued, in order, until the lane is gone and all is reported.
     fn wait_all(&self, enqueued: &Receiver<Enqueued>) {
         for work in enqueued {
-            let Enqueued { event, refused, running, first_offset, steps, spans } = work;
+            let Enqueued { event, refused, running, first_offset, load, spans } = work;
             let result = event.and_then(|event| {
                 let reached = loop {
                     match self.backend.synchronize(event, WAIT_SLICE) {
@@ -158,13 +229,13 @@ impl Shared {
             drop(spans);
             {
                 let mut issue = self.lock();
-                issue.outstanding_steps = issue.outstanding_steps.saturating_sub(steps);
+                issue.outstanding = issue.outstanding.minus(load);
                 self.pump(&mut issue);
             }
             running.lane_done(first_offset, result);
         }
-        let cancelled: Vec<_> = self.lock().backlog.drain(..).collect();
-        for (plan, running) in cancelled {
+        let cancelled = std::mem::take(&mut self.lock().backlog.flows);
+        for (plan, running) in cancelled.into_values().flatten() {
             running.lane_done(plan.first_offset, Err(TransferError::Cancelled));
         }
     }

@@ -24,5 +24,5 @@ mod plan;
 mod stream;
 
 pub use engine::{Engine, EngineError};
-pub use job::{Done, Job, Lease, Outcome, Part, TransferError, Work};
+pub use job::{Done, Flow, Job, Lease, Outcome, Part, TransferError, Work};
 pub use stream::{CloseWait, Stream};

@@ -36,12 +36,17 @@ pub(crate) enum Step {
 /// of a driver, and hold up others while it is enqueued.
 pub(crate) const MAX_PIECE_STEPS: usize = 1024;
 
+/// Most bytes of one piece, so that a copy of a whole slice lets others in between. A single step may have more.
+pub(crate) const MAX_PIECE_BYTES: u64 = 256 << 20;
+
 /// Some steps of one job on one lane, in order; a job has several of them on a lane if it has very many steps there.
 #[derive(Debug)]
 pub(crate) struct LanePlan {
     pub(crate) lane: LaneId,
     /// Offset in the job of the first byte these steps move.
     pub(crate) first_offset: u64,
+    /// How many these are.
+    pub(crate) len_bytes: u64,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -74,8 +79,19 @@ impl Plan {
         let lane = LaneId { gpu, direction };
         // The last piece of the lane is near the end: a job's GPUs are few.
         match self.lanes.iter_mut().rev().find(|plan| plan.lane == lane) {
-            Some(plan) if plan.steps.len() < MAX_PIECE_STEPS => plan.steps.push(step),
-            _ => self.lanes.push(LanePlan { lane, first_offset: self.total_bytes, steps: vec![step] }),
+            Some(plan)
+                if plan.steps.len() < MAX_PIECE_STEPS
+                    && plan.len_bytes.saturating_add(len_bytes) <= MAX_PIECE_BYTES =>
+            {
+                plan.len_bytes = plan.len_bytes.saturating_add(len_bytes);
+                plan.steps.push(step);
+            }
+            _ => self.lanes.push(LanePlan {
+                lane,
+                first_offset: self.total_bytes,
+                len_bytes,
+                steps: vec![step],
+            }),
         }
         self.total_bytes = self.total_bytes.saturating_add(len_bytes);
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::job::Running;
 use crate::plan::{LaneId, Plan};
-use crate::{Done, Job, Lease, Outcome, TransferError};
+use crate::{Done, Flow, Job, Lease, Outcome, TransferError};
 
 /// A lane of jobs that begin and end in order. Different streams run at the same time.
 ///
@@ -19,6 +19,7 @@ pub struct Stream {
 
 struct Shared {
     engine: Arc<Engine>,
+    flow: Flow,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -49,8 +50,8 @@ pub enum CloseWait {
 }
 
 impl Stream {
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { shared: Arc::new(Shared { engine, state: Mutex::default(), idle: Condvar::new() }) }
+    pub(crate) fn new(engine: Arc<Engine>, flow: Flow) -> Self {
+        Self { shared: Arc::new(Shared { engine, flow, state: Mutex::default(), idle: Condvar::new() }) }
     }
 
     /// Adds a job at the end. On a closed stream it is cancelled at once.
@@ -135,7 +136,7 @@ impl Shared {
                     let then = Box::new(move || Self::ended(&again));
                     let running = Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
                     for (lane, lane_plan) in lanes {
-                        lane.issue(lane_plan, &running);
+                        lane.issue(shared.flow, lane_plan, &running);
                     }
                 }
                 // Nothing to move, or no sense in it: over at once. Counted as running meanwhile, so that what the

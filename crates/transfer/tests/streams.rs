@@ -7,7 +7,7 @@ use std::time::Duration;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuId, Pattern, ShardHandle};
 use vram_gpu_sim::{SimBackend, SimConfig};
 use vram_guest_memory::{HostBuffer, SpanList};
-use vram_transfer::{CloseWait, Engine, Job, Lease, Outcome, Part, TransferError, Work};
+use vram_transfer::{CloseWait, Engine, Flow, Job, Lease, Outcome, Part, TransferError, Work};
 
 const MIB: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ fn outcome(receiver: &Receiver<Outcome>) -> Outcome {
 fn jobs_of_one_stream_over_every_lane_run_in_order() {
     let rig = rig();
     rig.sim.faults().delay_copies(Duration::from_millis(2));
-    let stream = rig.engine.stream();
+    let stream = rig.engine.stream(Flow::Requests(0));
     let mut ends = Vec::new();
     for round in 0..20u8 {
         // Write over both GPUs, copy from one to the other, fill a byte, read: each depends on the one before.
@@ -107,7 +107,7 @@ fn jobs_of_one_stream_over_every_lane_run_in_order() {
 #[test]
 fn completions_of_one_stream_come_in_order() {
     let rig = rig();
-    let stream = rig.engine.stream();
+    let stream = rig.engine.stream(Flow::Requests(0));
     let order = Arc::new(Mutex::new(Vec::new()));
     let (last, ended) = channel();
     for number in 0..200u64 {
@@ -134,7 +134,7 @@ fn completions_of_one_stream_come_in_order() {
 #[test]
 fn streams_do_not_wait_for_each_other() {
     let rig = rig();
-    let (slow, quick) = (rig.engine.stream(), rig.engine.stream());
+    let (slow, quick) = (rig.engine.stream(Flow::Requests(0)), rig.engine.stream(Flow::Requests(0)));
     rig.sim.faults().pause(GpuId(0));
     let (held, held_end) = job(Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) });
     slow.submit(held);
@@ -149,7 +149,7 @@ fn streams_do_not_wait_for_each_other() {
 #[test]
 fn close_cancels_what_has_not_begun_and_waits_for_what_has() {
     let rig = rig();
-    let stream = rig.engine.stream();
+    let stream = rig.engine.stream(Flow::Requests(0));
     rig.sim.faults().pause(GpuId(0));
     let (running, running_end) = job(Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) });
     stream.submit(running);
@@ -183,7 +183,7 @@ fn lease_is_held_until_the_copy_has_run_and_dropped_before_the_answer() {
     let seen = Arc::clone(&dropped);
     let done = Box::new(move |_| sender.send(*seen.lock().unwrap()).unwrap());
     let work = Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(1) };
-    rig.engine.stream().submit(Job { work, leases: vec![lease], done });
+    rig.engine.stream(Flow::Requests(0)).submit(Job { work, leases: vec![lease], done });
     std::thread::sleep(Duration::from_millis(20));
     assert!(!*dropped.lock().unwrap());
     rig.sim.faults().resume(GpuId(0));
@@ -193,7 +193,7 @@ fn lease_is_held_until_the_copy_has_run_and_dropped_before_the_answer() {
 #[test]
 fn failed_copy_says_how_far_it_got_and_the_next_job_is_fine() {
     let rig = rig();
-    let stream = rig.engine.stream();
+    let stream = rig.engine.stream(Flow::Requests(0));
     rig.sim.faults().fail_copy(2);
     // Two parts on two GPUs: whichever copy is second fails.
     let (failing, end) =
@@ -213,7 +213,7 @@ fn failed_copy_says_how_far_it_got_and_the_next_job_is_fine() {
 #[test]
 fn more_steps_than_a_lane_keeps_enqueued_all_run() {
     let rig = rig();
-    let stream = rig.engine.stream();
+    let stream = rig.engine.stream(Flow::Requests(0));
     // Every other byte pair of a buffer: nothing merges, so each job has 1000 steps.
     let buffer = HostBuffer::new(4000).unwrap();
     buffer.span().write_from(&[0xab; 4000]);
@@ -246,7 +246,7 @@ fn engine_dropped_with_jobs_under_way_ends_every_one() {
     rig.sim.faults().delay_copies(Duration::from_millis(5));
     let mut ends = Vec::new();
     for i in 0..20 {
-        let stream = rig.engine.stream();
+        let stream = rig.engine.stream(Flow::Requests(0));
         let (job, end) = job(Work::Fill { to: rig.parts(i * 64, 64), pattern: Pattern::U8(1) });
         stream.submit(job);
         ends.push(end);
