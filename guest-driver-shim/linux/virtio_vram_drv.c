@@ -17,6 +17,17 @@
 struct workqueue_struct *vram_workqueue;
 static DEFINE_IDA(vram_ids);
 
+/* Zero is none. */
+static u64 vram_draw_epoch(void)
+{
+	u64 epoch;
+
+	do {
+		epoch = get_random_u64();
+	} while (!epoch);
+	return epoch;
+}
+
 /**
  * vram_device_set_state - change the state of a device
  * @vram: the device
@@ -64,7 +75,9 @@ void vram_device_break(struct vram_device *vram, const char *why)
  * vram_device_lose_session - the daemon has forgotten the session
  * @vram: the device
  *
- * Calls of files that have a context fail from now on.
+ * Calls of files that have a context fail from now on. The new session gets a
+ * new driver epoch: should the device still have the old one, it closes the
+ * contexts that nobody uses any more.
  *
  * Context: Any.
  */
@@ -76,6 +89,7 @@ void vram_device_lose_session(struct vram_device *vram)
 	if (vram->state == VRAM_READY) {
 		WRITE_ONCE(vram->state, VRAM_STALE);
 		WRITE_ONCE(vram->generation, vram->generation + 1 ?: 1);
+		vram->driver_epoch = vram_draw_epoch();
 		queue_work(vram_workqueue, &vram->restart_work);
 	}
 	spin_unlock_irqrestore(&vram->state_lock, flags);
@@ -120,9 +134,10 @@ static int vram_negotiate_again(struct virtio_device *vdev)
 }
 
 /*
- * The daemon was started anew, or lost its connection. The rings are started anew as well: requests
- * may have been lost, and none that names a context of the old session may
- * reach the new one, where the number can be someone else's.
+ * The daemon was started anew, or lost its connection. The rings are started
+ * anew as well: requests may have been lost, and none that names a context of
+ * the old session may reach the new one, where the number can be someone
+ * else's.
  */
 static void vram_restart_work(struct work_struct *work)
 {
@@ -180,9 +195,7 @@ static struct vram_device *vram_device_alloc(struct virtio_device *vdev,
 	init_waitqueue_head(&vram->state_wait);
 	vram->state = VRAM_STARTING;
 	vram->generation = 1;
-	do {
-		vram->driver_epoch = get_random_u64();
-	} while (!vram->driver_epoch);
+	vram->driver_epoch = vram_draw_epoch();
 	vram->progress = jiffies;
 	vram->nudged = jiffies;
 	INIT_WORK(&vram->restart_work, vram_restart_work);

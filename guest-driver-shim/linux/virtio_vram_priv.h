@@ -151,7 +151,8 @@ struct vram_message {
  * @boot_epoch: the daemon's
  * @hello: last answer to HELLO
  * @state_wait: woken when @state changes
- * @driver_epoch: ours, sent with every HELLO
+ * @driver_epoch: ours, sent with every HELLO, another one for each session;
+ *	changes only when @state becomes %VRAM_STALE
  * @tag: of the last message
  * @progress: like &vram_queue.progress, for all queues
  * @nudged: jiffies when the device was last asked whether it is alive
