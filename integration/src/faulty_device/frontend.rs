@@ -46,6 +46,8 @@ struct Vring {
     call: Option<File>,
     is_enabled: bool,
     running: Option<(Ring, RingAddresses)>,
+    /// What was put into the used ring is to stay there: the ring is not served any more until it is started anew.
+    is_broken: bool,
 }
 
 /// What goes into a chain, and into the used ring.
@@ -133,7 +135,7 @@ impl Frontend {
         loop {
             let map = self.map.clone();
             let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { return Ok(()) };
-            let Some((ring, _)) = &mut vring.running else { return Ok(()) };
+            let Some((ring, _)) = vring.running.as_mut().filter(|_| !vring.is_broken) else { return Ok(()) };
             match ring.pop(&map).map_err(refuse)? {
                 Some(chain) => self.take(&mut shared.lock(), queue, chain)?,
                 None if ring.enable_kicks(&map).map_err(refuse)? => {}
@@ -171,7 +173,7 @@ impl Frontend {
 
     fn complete(&mut self, queue: u16, head: u16, written: u32) -> Result<()> {
         let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { return Ok(()) };
-        let Some((ring, _)) = &mut vring.running else { return Ok(()) };
+        let Some((ring, _)) = vring.running.as_mut().filter(|_| !vring.is_broken) else { return Ok(()) };
         ring.complete(&self.map, head, written).map_err(refuse)?;
         if ring.needs_notification(&self.map).map_err(refuse)? {
             vring.interrupt()?;
@@ -195,6 +197,7 @@ impl Frontend {
         let entry = [u32::from(ring.size()).to_le_bytes(), 0_u32.to_le_bytes()].concat();
         place(4 + 8 * u64::from(index % ring.size()), 8)?.write_from(&entry);
         index_place.write_from(&index.wrapping_add(1).to_le_bytes());
+        vring.is_broken = true;
         vring.interrupt()
     }
 
@@ -232,6 +235,7 @@ impl Frontend {
         };
         let ring = Ring::new(&map, addresses, vring.base, has_event_idx, MAX_SEGMENTS + 2).map_err(refuse)?;
         vring.running = Some((ring, addresses));
+        vring.is_broken = false;
         self.serve(index as u16)
     }
 
