@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use vram_gpu::GpuId;
 use vram_protocol::{Fill, Header, Range, Request, Status};
-use vram_testkit::Driver;
+use vram_testkit::{Driver, VmSpec};
 use vram_tests::TestDaemon;
 
 const MIB: u64 = 1 << 20;
@@ -159,4 +160,77 @@ fn tenant_with_full_rings_does_not_end_the_session_of_another() -> Result<()> {
     let at = b.vm.stop_ring(2)?;
     b.vm.resume_ring(2, at)?;
     Ok(())
+}
+
+/// What follows a fence over all streams on its own stream waits for it, whatever the fence waits for.
+#[test]
+fn request_behind_a_fence_over_all_streams_is_answered_after_it() -> Result<()> {
+    let daemon = TestDaemon::start("2x8MiB", &[("a", 16 * MIB, 0)])?;
+    let mut driver = daemon.driver("a")?;
+    let context = driver.open()?;
+    let base = driver.must_alloc(context, 12 * MIB)?;
+    // The first GPU stands still, the other does not.
+    let extents = driver.query(context, base, 0, 32 + 2 * 32)?.payload;
+    let gpu = u16::from_le_bytes(extents[48..50].try_into()?);
+    let fill = |address| Request::Fill(Fill { range: Range { address, length: 64 }, pattern: 1, width: 1 });
+    daemon.faults.pause(GpuId(gpu));
+    publish(&mut driver, 2, 3, |i| match i {
+        0 => (context, 1, fill(base)),
+        1 => (context, 0, Request::Fence { all_streams: true }),
+        _ => (context, 0, fill(base + 11 * MIB)),
+    })?;
+    // Another fence, on a queue and a stream of its own.
+    publish(&mut driver, 3, 1, |_| (context, 2, Request::Fence { all_streams: true }))?;
+    for queue in [2, 3] {
+        assert!(driver.vm.rings[queue].wait(Duration::from_millis(300)).is_err(), "queue {queue}");
+    }
+    daemon.faults.clear();
+    let order: Vec<u16> = (0..3).map(|_| Ok(driver.vm.rings[2].wait(WAIT)?.head)).collect::<Result<_>>()?;
+    assert!(order.is_sorted(), "{order:?}");
+    driver.vm.rings[3].wait(WAIT)?;
+    Ok(())
+}
+
+/// As many fences as fit, on few streams and on many: each ends, and none on the stack of the one before it.
+#[test]
+fn fences_in_long_rows_all_end() -> Result<()> {
+    let daemon = TestDaemon::start("1x16MiB", &[("a", 16 * MIB, 0)])?;
+    let spec = VmSpec { queue_size: 1024, ..VmSpec::default() };
+    let mut driver = Driver::connect(&daemon.socket("a"), &spec)?;
+    driver.hello(1)?;
+    let context = driver.open()?;
+    let base = driver.must_alloc(context, MIB)?;
+    let fill = Request::Fill(Fill { range: Range { address: base, length: 64 }, pattern: 1, width: 1 });
+    for streams in [1, 2, 512] {
+        daemon.faults.pause(GpuId(0));
+        publish(&mut driver, 3, 1, |_| (context, 7, fill))?;
+        std::thread::sleep(Duration::from_millis(20));
+        let fence = Request::Fence { all_streams: true };
+        let responses = publish(&mut driver, 2, 511, |i| (context, (i % streams) as u32, fence))?;
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(driver.vm.rings[2].poll().is_none());
+        daemon.faults.clear();
+        for _ in 0..511 {
+            driver.vm.rings[2].wait(WAIT)?;
+        }
+        driver.vm.rings[3].wait(WAIT)?;
+        let statuses: Vec<_> = (0..511).map(|i| driver.vm.ram.read(responses + i * 64, 1)[0]).collect();
+        assert!(statuses.iter().all(|status| *status == 0));
+    }
+    // Closed in the middle: every one is answered.
+    daemon.faults.pause(GpuId(0));
+    publish(&mut driver, 3, 1, |_| (context, 7, fill))?;
+    publish(&mut driver, 2, 500, |i| (context, (i % 9) as u32, Request::Fence { all_streams: true }))?;
+    std::thread::sleep(Duration::from_millis(100));
+    let faults = daemon.faults.clone();
+    let resume = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        faults.clear();
+    });
+    assert_eq!(driver.close(context)?.status(), Status::Ok);
+    resume.join().expect("it only sleeps");
+    for _ in 0..500 {
+        driver.vm.rings[2].wait(WAIT)?;
+    }
+    daemon.expect_all_memory_back()
 }

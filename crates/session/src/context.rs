@@ -7,7 +7,7 @@ use std::time::Instant;
 use vram_gpu::DeviceRange;
 use vram_protocol::Status;
 use vram_residency::MemoryLease;
-use vram_transfer::{CloseWait, Engine, Flow, Stream};
+use vram_transfer::{CloseWait, Group, Stream};
 
 /// Streams a context keeps without looking for idle ones.
 const MANY_STREAMS: usize = 64;
@@ -21,14 +21,19 @@ pub(crate) struct Allocation {
 }
 
 /// A guest process: its allocations and streams. Dropping it frees what no transfer holds any more.
-#[derive(Default)]
 pub(crate) struct Context {
     /// By first address.
     allocations: BTreeMap<u64, Arc<Allocation>>,
     streams: HashMap<u32, Stream>,
+    group: Group,
 }
 
 impl Context {
+    /// A context with nothing in it, whose streams are of this group.
+    pub(crate) fn new(group: Group) -> Self {
+        Self { allocations: BTreeMap::new(), streams: HashMap::new(), group }
+    }
+
     /// Live allocations.
     pub(crate) fn allocation_count(&self) -> usize {
         self.allocations.len()
@@ -67,19 +72,14 @@ impl Context {
 
     /// The stream with this number, made when first used. Idle ones are forgotten when there are many: a stream on
     /// which nothing is under way orders nothing.
-    pub(crate) fn stream(&mut self, number: u32, flow: Flow, engine: &Arc<Engine>) -> Stream {
+    pub(crate) fn stream(&mut self, number: u32) -> Stream {
         if let Some(stream) = self.streams.get(&number) {
             return stream.clone();
         }
         if self.streams.len() >= MANY_STREAMS {
             self.streams.retain(|_, stream| !stream.is_unused());
         }
-        self.streams.entry(number).or_insert_with(|| engine.stream(flow)).clone()
-    }
-
-    /// Every stream on which something may be under way.
-    pub(crate) fn streams(&self) -> Vec<Stream> {
-        self.streams.values().cloned().collect()
+        self.streams.entry(number).or_insert_with(|| self.group.stream()).clone()
     }
 
     /// Cancels what has not begun, waits for what has, and frees the memory. False if something is still under way

@@ -9,6 +9,7 @@ use vram_protocol::{
     HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT,
     Query, QueryReply, Request, Response, Status, TIER_GPU, TIER_LOST,
 };
+use vram_transfer::Flow;
 
 use crate::context::{Allocation, Context};
 use crate::error::allocate_status;
@@ -170,7 +171,8 @@ impl Session {
                 break number;
             }
         };
-        state.contexts.insert(number, Context::default());
+        let group = self.config.residency.engine().group(Flow::Requests(self.config.slice.0));
+        state.contexts.insert(number, Context::new(group));
         self.config.counters.set_contexts(state.contexts.len());
         Ok(Good { value: u64::from(number), payload: Vec::new() })
     }

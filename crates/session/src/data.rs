@@ -1,12 +1,11 @@
 //! Data requests: WRITE, READ, COPY, FILL, FENCE.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use vram_gpu::{DeviceAddress, DeviceRange, Pattern};
 use vram_guest_memory::SpanList;
 use vram_protocol::{Copy, Fill, Header, Range, Request, Status};
-use vram_transfer::{Flow, Job, Lease, Outcome, Part, Stream, TransferError, Work};
+use vram_transfer::{Job, Lease, Outcome, Part, Stream, TransferError, Work};
 
 use crate::Session;
 use crate::context::Allocation;
@@ -30,7 +29,7 @@ impl Session {
     /// or room to read into, or nothing. Never blocks; `answered` may be called before this returns.
     pub fn submit(&self, header: Header, request: Request, data: SpanList, answered: Answered) {
         match self.prepare(&header, request, data) {
-            Ok(Prepared::Job { stream, work, leases, moved }) => {
+            Ok(Prepared { stream, work, leases, moved }) => {
                 let counters = Arc::clone(&self.config.counters);
                 let residency = Arc::downgrade(&self.config.residency);
                 let done = Box::new(move |outcome: Outcome| {
@@ -44,7 +43,6 @@ impl Session {
                 });
                 stream.submit(Job { work, leases, done });
             }
-            Ok(Prepared::FenceAll(streams)) => fence_all(streams, answered),
             Err(status) => answered(Answer { status, moved_bytes: 0 }),
         }
     }
@@ -80,8 +78,7 @@ impl Session {
                 lease(context.covering(range)?);
                 [Some(range), None]
             }
-            Request::Fence { all_streams: true } => return Ok(Prepared::FenceAll(context.streams())),
-            Request::Fence { all_streams: false } => [None, None],
+            Request::Fence { .. } => [None, None],
             Request::Hello(_)
             | Request::Info
             | Request::ContextOpen(_)
@@ -90,11 +87,7 @@ impl Session {
             | Request::Free(_)
             | Request::Query(_) => return Err(Status::WrongQueue),
         };
-        let stream = context.stream(
-            header.stream,
-            Flow::Requests(self.config.slice.0),
-            self.config.residency.engine(),
-        );
+        let stream = context.stream(header.stream);
         drop(state);
         let [first, second] = ranges.map(|range| range.map(|range| self.parts(range)).transpose());
         let (first, second) = (first?.unwrap_or_default(), second?.unwrap_or_default());
@@ -103,9 +96,10 @@ impl Session {
             Request::Read(_) => (Work::Read { from: first, to: data }, Moved::Read),
             Request::Copy(_) => (Work::Copy { to: first, from: second }, Moved::Copied),
             Request::Fill(fill) => (Work::Fill { to: first, pattern: pattern(&fill)? }, Moved::Filled),
+            Request::Fence { all_streams: true } => (Work::GroupBarrier, Moved::Nothing),
             _ => (Work::Barrier, Moved::Nothing),
         };
-        Ok(Prepared::Job { stream, work, leases, moved })
+        Ok(Prepared { stream, work, leases, moved })
     }
 
     /// Where the bytes of a range lie; the caller holds a lease on them.
@@ -116,9 +110,11 @@ impl Session {
     }
 }
 
-enum Prepared {
-    Job { stream: Stream, work: Work, leases: Vec<Lease>, moved: Moved },
-    FenceAll(Vec<Stream>),
+struct Prepared {
+    stream: Stream,
+    work: Work,
+    leases: Vec<Lease>,
+    moved: Moved,
 }
 
 fn device_range(range: &Range) -> DeviceRange {
@@ -141,32 +137,4 @@ fn answer(outcome: &Outcome) -> Answer {
         Err(error) => transfer_status(error),
     };
     Answer { status, moved_bytes: outcome.moved_bytes }
-}
-
-/// Answers once every stream has reached a barrier.
-fn fence_all(streams: Vec<Stream>, answered: Answered) {
-    if streams.is_empty() {
-        answered(Answer { status: Status::Ok, moved_bytes: 0 });
-        return;
-    }
-    let left = Arc::new(AtomicUsize::new(streams.len()));
-    let result = Arc::new(Mutex::new((Some(answered), Status::Ok)));
-    for stream in streams {
-        let (left, result) = (Arc::clone(&left), Arc::clone(&result));
-        let done = Box::new(move |outcome: Outcome| {
-            let mut guard = result.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Err(error) = &outcome.result {
-                guard.1 = transfer_status(error);
-            }
-            if left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let status = guard.1;
-                let answered = guard.0.take();
-                drop(guard);
-                if let Some(answered) = answered {
-                    answered(Answer { status, moved_bytes: 0 });
-                }
-            }
-        });
-        stream.submit(Job { work: Work::Barrier, leases: Vec::new(), done });
-    }
 }

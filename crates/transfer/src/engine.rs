@@ -8,7 +8,7 @@ use vram_sandbox::SpawnError;
 
 use crate::lane::Lane;
 use crate::plan::{Direction, LaneId, LanePlan};
-use crate::{Flow, Job, Lease, Part, Stream, TransferError, Work};
+use crate::{Flow, Group, Job, Lease, Part, Stream, TransferError, Work};
 
 /// Why the engine cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +39,14 @@ impl Engine {
         Ok(Arc::new(Self { lanes }))
     }
 
-    /// A new stream of a flow.
+    /// A new group of streams of a flow.
+    pub fn group(self: &Arc<Self>, flow: Flow) -> Group {
+        Group::new(Arc::clone(self), flow)
+    }
+
+    /// A new stream of a flow, in a group of its own.
     pub fn stream(self: &Arc<Self>, flow: Flow) -> Stream {
-        Stream::new(Arc::clone(self), flow)
+        self.group(flow).stream()
     }
 
     /// Zeroes device memory and waits for it: the way pages are scrubbed before somebody else gets them.

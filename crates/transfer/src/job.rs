@@ -61,6 +61,8 @@ pub enum Work {
     },
     /// Nothing: done when everything before it on its stream is.
     Barrier,
+    /// Nothing: done when everything before it on all streams of its group is. What follows on its own stream waits.
+    GroupBarrier,
 }
 
 /// Why a job did not do all it should.

@@ -20,9 +20,10 @@
 mod engine;
 mod job;
 mod lane;
+mod ledger;
 mod plan;
 mod stream;
 
 pub use engine::{Engine, EngineError};
 pub use job::{Done, Flow, Job, Lease, Outcome, Part, TransferError, Work};
-pub use stream::{CloseWait, Stream};
+pub use stream::{CloseWait, Group, Stream};

@@ -70,7 +70,7 @@ impl Plan {
                     plan.push(part.gpu, Direction::Peer, part.range.len_bytes, step);
                 }
             }
-            Work::Barrier => {}
+            Work::Barrier | Work::GroupBarrier => {}
         }
         Ok(plan)
     }

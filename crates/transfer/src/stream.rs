@@ -6,8 +6,29 @@ use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::job::Running;
+use crate::ledger::{Ledger, Ticket};
 use crate::plan::{LaneId, Plan};
-use crate::{Done, Flow, Job, Lease, Outcome, TransferError};
+use crate::{Done, Flow, Job, Lease, Outcome, TransferError, Work};
+
+/// Streams that can be waited for together.
+#[derive(Clone)]
+pub struct Group {
+    engine: Arc<Engine>,
+    flow: Flow,
+    ledger: Arc<Ledger>,
+}
+
+impl Group {
+    pub(crate) fn new(engine: Arc<Engine>, flow: Flow) -> Self {
+        Self { engine, flow, ledger: Arc::default() }
+    }
+
+    /// A new stream of the group.
+    pub fn stream(&self) -> Stream {
+        let group = self.clone();
+        Stream { shared: Arc::new(Shared { group, state: Mutex::default(), idle: Condvar::new() }) }
+    }
+}
 
 /// A lane of jobs that begin and end in order. Different streams run at the same time.
 ///
@@ -18,8 +39,7 @@ pub struct Stream {
 }
 
 struct Shared {
-    engine: Arc<Engine>,
-    flow: Flow,
+    group: Group,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -38,6 +58,8 @@ struct Planned {
     plan: Result<Plan, TransferError>,
     leases: Vec<Lease>,
     done: Done,
+    /// Of a barrier over the group.
+    barrier: Option<Ticket>,
 }
 
 /// What waiting for a stream's end came to.
@@ -50,20 +72,25 @@ pub enum CloseWait {
 }
 
 impl Stream {
-    pub(crate) fn new(engine: Arc<Engine>, flow: Flow) -> Self {
-        Self { shared: Arc::new(Shared { engine, flow, state: Mutex::default(), idle: Condvar::new() }) }
-    }
-
     /// Adds a job at the end. On a closed stream it is cancelled at once.
     pub fn submit(&self, job: Job) {
         let Job { work, leases, done } = job;
-        let planned = Planned { plan: Plan::of(work), leases, done };
+        let is_barrier = matches!(work, Work::GroupBarrier);
+        let plan = Plan::of(work);
         let mut state = self.shared.lock();
         if state.closed {
             drop(state);
-            planned.cancel();
+            drop(leases);
+            done(Outcome { moved_bytes: 0, result: Err(TransferError::Cancelled) });
             return;
         }
+        let ledger = Arc::clone(&self.shared.group.ledger);
+        let ticket = ledger.draw();
+        let done = Box::new(move |outcome| {
+            done(outcome);
+            ledger.end(ticket);
+        });
+        let planned = Planned { plan, leases, done, barrier: is_barrier.then_some(ticket) };
         state.waiting.push_back(planned);
         Shared::dispatch(&self.shared, state);
     }
@@ -123,9 +150,20 @@ impl Shared {
                 return;
             }
             let Some(planned) = state.waiting.pop_front() else { return };
+            let planned = match planned.barrier {
+                Some(ticket) => {
+                    let Some(open) = Self::arrive(shared, ticket, planned) else {
+                        state.running = state.running.saturating_add(1);
+                        state.running_lane = None;
+                        return;
+                    };
+                    open
+                }
+                None => planned,
+            };
             let issuable = planned.plan.and_then(|plan| {
                 let total_bytes = plan.total_bytes;
-                let lanes = plan.lanes.into_iter().map(|lane| Ok((shared.engine.lane(&lane)?, lane)));
+                let lanes = plan.lanes.into_iter().map(|lane| Ok((shared.group.engine.lane(&lane)?, lane)));
                 Ok((total_bytes, lanes.collect::<Result<Vec<_>, TransferError>>()?))
             });
             match issuable {
@@ -136,7 +174,7 @@ impl Shared {
                     let then = Box::new(move || Self::ended(&again));
                     let running = Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
                     for (lane, lane_plan) in lanes {
-                        lane.issue(shared.flow, lane_plan, &running);
+                        lane.issue(shared.group.flow, lane_plan, &running);
                     }
                 }
                 // Nothing to move, or no sense in it: over at once. Counted as running meanwhile, so that what the
@@ -156,6 +194,23 @@ impl Shared {
         if state.running == 0 {
             shared.idle.notify_all();
         }
+    }
+
+    /// A barrier over the group is at the front: given back if it is open, else kept until it is.
+    fn arrive(shared: &Arc<Self>, ticket: Ticket, planned: Planned) -> Option<Planned> {
+        let mut planned = Some(planned);
+        let again = Arc::clone(shared);
+        let first = shared.group.ledger.arrive(ticket, || {
+            let planned = planned.take();
+            Box::new(move || {
+                if let Some(Planned { leases, done, .. }) = planned {
+                    drop(leases);
+                    done(Outcome { moved_bytes: 0, result: Ok(()) });
+                }
+                Self::ended(&again);
+            })
+        });
+        if first { planned } else { None }
     }
 
     fn ended(shared: &Arc<Self>) {
