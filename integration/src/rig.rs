@@ -45,7 +45,7 @@ impl Default for RigConfig {
     }
 }
 
-/// A daemon and a guest. When a test panics, the ends of their logs are printed.
+/// A daemon and a guest.
 #[derive(Debug)]
 pub struct Rig {
     /// The guest, with the driver loaded and `vram` in its path.
@@ -88,22 +88,27 @@ impl Rig {
         self.daemon.slice(RIG_SLICE)
     }
 
+    /// Its parts, for a test that ends one before the other. The seats are for as long as any VM runs.
+    pub fn into_parts(self) -> (Vm, Vramd, Seats) {
+        (self.vm, self.daemon, self.seats)
+    }
+
     /// Ends both in the orderly way; an error if either has anything to complain of.
     pub fn finish(self) -> Result<()> {
-        let Rig { vm, daemon, seats } = self;
+        let (vm, daemon, _seats) = self.into_parts();
         vm.finish().with_context(|| daemon.log_tail())?;
-        daemon.finish()?;
-        drop(seats);
-        Ok(())
+        daemon.finish()
     }
 }
 
-/// A VM with the guest's driver, loaded at boot, and its command line as `vram`.
+/// A VM with the guest's driver, loaded at boot, and its command line as `vram`. The kernel watches its small objects for
+/// use after free and writes beyond their ends.
 pub fn guest_with_driver(lab: &Lab, kernel_series: &str) -> Result<VmBuilder> {
     let kernel = lab.kernel(kernel_series)?;
     let module = guest_driver(lab, &kernel)?;
     let cli = static_guest_binary("vram", Profile::Release)?;
-    Ok(VmBuilder::new(lab).kernel(kernel_series).module(module.path).file(cli, "/usr/bin/vram"))
+    let vm = VmBuilder::new(lab).kernel(kernel_series).module(module.path).file(cli, "/usr/bin/vram");
+    Ok(vm.kernel_arg("slub_debug=FZP"))
 }
 
 impl Vm {

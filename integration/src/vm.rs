@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -413,19 +414,23 @@ impl Vm {
     /// Powers the guest off and waits until QEMU has ended.
     pub fn shut_down(self) -> Result<()> {
         self.agent.send_verb("poweroff")?;
-        let status = self.process().wait_exit(SHORT).with_context(|| self.console_tail())?;
+        // The process is locked while it is waited for, and quoting its log locks it again.
+        let waited = self.process().wait_exit(SHORT);
+        let status = waited.with_context(|| self.console_tail())?;
         ensure!(status.success(), "QEMU ended with {status}.\n{}", self.process().log_tail());
         Ok(())
     }
 
-    /// [`Vm::shut_down`], and an error if the kernel has anything to complain of. The guest's driver is unloaded before,
-    /// which shows what it has not let go of: its own objects, and pages of processes that it keeps pinned.
-    pub fn finish(self) -> Result<()> {
+    /// Unloads the guest's driver, which shows what it has not let go of: objects of its own, and pages of processes that
+    /// it keeps pinned. An error for that, and for anything else the kernel has to complain of.
+    pub fn unload_driver(&self) -> Result<()> {
+        // The processes that hold it open need a moment to die.
         let unload = "[ ! -d /sys/module/virtio_vram ] || { killall -9 vram 2>/dev/null; \
             for n in 1 2 3 4 5; do rmmod virtio_vram 2>/dev/null && exit; sleep 0.2; done; rmmod virtio_vram; }";
         self.run_ok(unload, SHORT)?;
-        let pinned = "cat /proc/sys/vm/stat_refresh; set -- $(sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat); echo $(($1 - $2))";
-        let pinned = self.run_ok(pinned, SHORT)?;
+        let count = "cat /proc/sys/vm/stat_refresh; \
+            set -- $(sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat); echo $(($1 - $2))";
+        let pinned = self.run_ok(count, SHORT)?;
         ensure!(pinned == "0", "{pinned} pages of the guest are still pinned.\n{}", self.console_tail());
         let complaints = self.kernel_complaints()?;
         ensure!(
@@ -433,6 +438,12 @@ impl Vm {
             "The guest's kernel complains: {complaints:#?}\n{}",
             self.console_tail()
         );
+        Ok(())
+    }
+
+    /// [`Vm::unload_driver`], then [`Vm::shut_down`].
+    pub fn finish(self) -> Result<()> {
+        self.unload_driver()?;
         self.shut_down()
     }
 
@@ -508,6 +519,15 @@ impl Vm {
 
     fn check(&self) -> Result<()> {
         healthy(&self.process, &self.console)
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // A test that fails says what it expected; this says what happened.
+        if thread::panicking() {
+            eprintln!("{}", self.console_tail());
+        }
     }
 }
 

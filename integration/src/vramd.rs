@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -154,6 +155,14 @@ impl Vramd {
     /// All it has logged since it was started last.
     pub fn log_text(&self) -> String {
         self.process.log_text()
+    }
+}
+
+impl Drop for Vramd {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.log_tail());
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use vram_integration::{
     GUEST_MODULE, RIG_SLICE, Rig, RigConfig, VhostUserDevice, guest_with_driver, wait_until,
 };
@@ -51,7 +52,7 @@ fn process_killed_in_a_put_gives_its_memory_back() {
     rig.wait_until_empty().unwrap();
     assert_guest_sees_no_memory(&rig);
     let listed = rig.vm.vram("list", SHORT).unwrap();
-    assert_eq!(listed, serde_json::json!([]));
+    assert_eq!(listed, json!([]));
     rig.finish().unwrap();
 }
 
@@ -134,7 +135,7 @@ fn guest_rebooted_or_reset_works_again_with_an_empty_slice() {
 #[test]
 fn vm_killed_gives_all_memory_back_and_another_takes_its_place() {
     let lab = lab();
-    let Rig { vm, daemon, .. } = rig(RigConfig::default());
+    let (vm, daemon, _seats) = rig(RigConfig::default()).into_parts();
     vm.vram("put /dev/zero --size 64MiB --name held", SHORT).unwrap();
     assert_eq!(daemon.slice(RIG_SLICE).unwrap()["state"], "in_use");
 
@@ -148,4 +149,42 @@ fn vm_killed_gives_all_memory_back_and_another_takes_its_place() {
     vm.run_ok("vram put /bin/busybox --name b && vram verify b --file /bin/busybox", SHORT).unwrap();
     vm.finish().unwrap();
     daemon.finish().unwrap();
+}
+
+/// A sleeping guest keeps its memory on the device: the driver resumes its session.
+#[test]
+fn guest_that_slept_finds_its_memory_again() {
+    let (vm, daemon, _seats) = rig(RigConfig::default()).into_parts();
+    let status = || vm.qmp("query-status", json!({})).unwrap()["status"].clone();
+    vm.vram("put /bin/busybox --name held", SHORT).unwrap();
+
+    let sleep = vm.spawn("echo mem >/sys/power/state").unwrap();
+    wait_until("the guest to sleep", SHORT, || Ok(status() == "suspended")).unwrap();
+    vm.qmp("system_wakeup", json!({})).unwrap();
+    assert!(vm.wait(&sleep, SHORT).unwrap().is_success());
+
+    vm.vram("verify held --file /bin/busybox", SHORT).unwrap();
+    assert_eq!(daemon.slice(RIG_SLICE).unwrap()["allocations"], 1);
+    vm.run_ok("vram put /bin/busybox --name new && vram verify new && vram release", SHORT).unwrap();
+    vm.unload_driver().unwrap();
+    // QEMU does not power off a guest that has slept, with our device or without.
+    drop(vm);
+    daemon.finish().unwrap();
+}
+
+/// Paused and continued, as by an operator who looks at the machine or migrates its disk.
+#[test]
+fn vm_paused_in_a_transfer_goes_on_where_it_was() {
+    let rig = rig_on("sim:2x256MiB,bandwidth=32MiB");
+    rig.vm.run_ok("head -c 60000000 /dev/urandom >/tmp/f", SHORT).unwrap();
+    let job = rig.vm.spawn("vram put /tmp/f --name f && vram verify f --file /tmp/f").unwrap();
+    for _ in 0..5 {
+        thread::sleep(SECOND / 2);
+        rig.vm.qmp("stop", json!({})).unwrap();
+        thread::sleep(SECOND / 4);
+        rig.vm.qmp("cont", json!({})).unwrap();
+    }
+    let output = rig.vm.wait(&job, 2 * SHORT).unwrap();
+    assert!(output.is_success(), "{output:?}\n{}", rig.daemon.log_tail());
+    rig.finish().unwrap();
 }

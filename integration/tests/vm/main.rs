@@ -4,6 +4,7 @@
 //! At most two VMs run at once. Every test ends with the guest's kernel and the daemon asked for complaints.
 
 mod calls;
+mod cuda;
 mod endings;
 mod isolation;
 mod kernels;

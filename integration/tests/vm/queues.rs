@@ -55,7 +55,7 @@ fn guest_with_fewer_processors_than_queues_uses_one_for_each() {
 fn frontend_with_more_queues_than_the_slice_is_refused_cleanly() {
     let lab = lab();
     let rig = rig(RigConfig { slice: "512MiB,queues=1".into(), num_vqs: 3, ..RigConfig::default() });
-    let Rig { vm, daemon, .. } = rig;
+    let (vm, daemon, _seats) = rig.into_parts();
     vm.finish().unwrap();
     let socket = daemon.socket(vram_integration::RIG_SLICE);
 
