@@ -29,7 +29,7 @@ thread_local! {
 
 fn map() -> GuestMap {
     REGIONS.iter().fold(GuestMap::new(), |map, (guest_start, len_bytes)| {
-        let file = tempfile::tempfile().expect("a temporary file");
+        let file = tempfile::tempfile_in("/dev/shm").expect("a temporary file");
         file.set_len(*len_bytes).expect("room for it");
         let (guest_start, len_bytes) = (*guest_start, *len_bytes);
         map.with_region(RegionSpec {

@@ -18,7 +18,7 @@ const INDIRECT: u64 = 0x4000;
 const MEMORY: u64 = 0x10000;
 
 fn map() -> GuestMap {
-    let file = tempfile::tempfile().unwrap();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(MEMORY).unwrap();
     let spec = RegionSpec { guest_start: 0, len_bytes: MEMORY, frontend_start: 0, file, file_offset: 0 };
     GuestMap::new().with_region(spec).unwrap()
