@@ -34,7 +34,7 @@ fn cuda_rig() -> CudaRig {
     let mut config = VramdConfig::new("cuda", &[&format!("{SLICE}=256MiB,queues=2")]);
     config.environment = vec![
         ("LD_LIBRARY_PATH".into(), driver.path().into()),
-        ("VRAM_SIMCUDA_GPUS".into(), OsString::from("4x128MiB,fresh=dirty")),
+        ("VRAM_SIMCUDA_GPUS".into(), OsString::from("4x64MiB,fresh=dirty")),
     ];
     let seats = lab.seats(1).unwrap();
     let daemon = Vramd::start(config).unwrap();
