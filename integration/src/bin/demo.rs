@@ -4,6 +4,8 @@
 //! Everything is real but the GPUs, which are simulated, and the processor of the guest, which QEMU emulates. The exit
 //! status is 0 only if all digests are equal.
 
+#![forbid(unsafe_code)]
+
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, ExitCode};
