@@ -40,8 +40,22 @@ pub enum SocketError {
 
 /// A message whose contents no frontend may send.
 #[derive(Debug, thiserror::Error)]
-#[error("The frontend sent a {what} that is not valid")]
-pub(crate) struct MessageError {
-    /// What is wrong.
-    pub(crate) what: &'static str,
+pub(crate) enum MessageError {
+    /// A value that is never right.
+    #[error("The frontend sent a {what} that is not valid")]
+    NotValid {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A ring the device does not have: the VMM was told of more queues than the slice serves.
+    #[error(
+        "The frontend uses ring {index}, but the device has {queues}: start the VMM with {queues} queues (QEMU: \
+         num_vqs={queues}), or give the slice more with queues="
+    )]
+    NoSuchRing {
+        /// Asked for.
+        index: u32,
+        /// There are.
+        queues: u16,
+    },
 }

@@ -45,7 +45,7 @@ fn refuse(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 
 /// A frontend's message that makes no sense; it is cut off.
 fn not_valid(what: &'static str) -> Error {
-    refuse(MessageError { what })
+    refuse(MessageError::NotValid { what })
 }
 
 impl Handler {
@@ -63,8 +63,10 @@ impl Handler {
     }
 
     fn vring(&mut self, index: u32) -> Result<(u16, &mut Vring)> {
-        let number = u16::try_from(index).map_err(|_too_large| not_valid("ring index"))?;
-        let vring = self.vrings.get_mut(usize::from(number)).ok_or(not_valid("ring index"))?;
+        let queues = self.device.queue_count();
+        let missing = || refuse(MessageError::NoSuchRing { index, queues });
+        let number = u16::try_from(index).map_err(|_too_large| missing())?;
+        let vring = self.vrings.get_mut(usize::from(number)).ok_or_else(missing)?;
         Ok((number, vring))
     }
 
