@@ -48,8 +48,13 @@ need libc6-dev test -e /usr/include/stdio.h -a -e /usr/include/linux/types.h
 need make command -v make
 need git command -v git
 if $fuzz; then need g++ command -v c++; fi
-# A disk with a Debian of its own is made for the guest that follows the README.
-if $lab; then need e2fsprogs command -v mke2fs; fi
+# Programs of the lab run in mount namespaces of their own; a disk with a Debian of its own is made for the guest that
+# follows the README.
+if $lab; then
+    need util-linux command -v unshare
+    need mount command -v mount
+    need e2fsprogs command -v mke2fs
+fi
 if [ ${#missing[@]} -gt 0 ]; then
     command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian's names). Install them and run this again."
     [ "$(id -u)" = 0 ] || die "missing: ${missing[*]}. Run as root: apt-get install ${missing[*]}"
