@@ -1,5 +1,6 @@
 //! A well-behaved driver, one request at a time.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use vram_protocol::{
     Request, Response, Status,
 };
 
+use crate::load::Slot;
 use crate::{FakeVm, VmSpec};
 
 /// How long an answer may take.
@@ -39,6 +41,8 @@ pub struct Driver {
     data_area: u64,
     data_bytes: u64,
     next_tag: u64,
+    /// By bytes of data.
+    pub(crate) load_slots: HashMap<u64, Vec<Slot>>,
 }
 
 impl Driver {
@@ -50,7 +54,15 @@ impl Driver {
         let last = vm.ram.region_count() - 1;
         let data_bytes = 8 << 20;
         let data_area = vm.ram.take(last, data_bytes, 4096)?;
-        Ok(Self { vm, request_area, response_area, data_area, data_bytes, next_tag: 1 })
+        Ok(Self {
+            vm,
+            request_area,
+            response_area,
+            data_area,
+            data_bytes,
+            next_tag: 1,
+            load_slots: HashMap::new(),
+        })
     }
 
     /// Sends bytes as a request on a queue and waits for the answer. `payload` is readable data behind the request,

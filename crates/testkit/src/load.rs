@@ -25,7 +25,8 @@ pub struct Load {
 }
 
 /// Guest memory of one request under way.
-struct Slot {
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
     request: u64,
     response: u64,
     data: u64,
@@ -42,15 +43,7 @@ impl Driver {
         load: Load,
         mut make: impl FnMut(u64) -> Request,
     ) -> Result<Duration> {
-        let last = self.vm.ram.region_count() - 1;
-        let mut slots = Vec::new();
-        for _ in 0..load.in_flight {
-            slots.push(Slot {
-                request: self.vm.ram.take(0, 64, 64)?,
-                response: self.vm.ram.take(0, 64, 64)?,
-                data: if load.data_bytes > 0 { self.vm.ram.take(last, load.data_bytes, 4096)? } else { 0 },
-            });
-        }
+        let slots = self.load_slots(load)?;
         let call = self.vm.rings[queue].call.try_clone().context("eventfd")?;
         let interrupt = Interrupt::of(&call)?;
         let mut by_head = vec![0usize; usize::from(self.vm.rings[queue].size)];
@@ -98,6 +91,20 @@ impl Driver {
             }
         }
         Ok(started.elapsed())
+    }
+
+    /// Guest memory for a load, the same for every load of its kind: only the first pays for touching it.
+    fn load_slots(&mut self, load: Load) -> Result<Vec<Slot>> {
+        let last = self.vm.ram.region_count() - 1;
+        let slots = self.load_slots.entry(load.data_bytes).or_default();
+        while slots.len() < load.in_flight {
+            slots.push(Slot {
+                request: self.vm.ram.take(0, 64, 64)?,
+                response: self.vm.ram.take(0, 64, 64)?,
+                data: if load.data_bytes > 0 { self.vm.ram.take(last, load.data_bytes, 4096)? } else { 0 },
+            });
+        }
+        Ok(slots.iter().take(load.in_flight).copied().collect())
     }
 }
 
