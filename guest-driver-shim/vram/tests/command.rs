@@ -11,6 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vram");
 
 /// The library to preload, or `None` without a C compiler.
@@ -269,7 +272,7 @@ fn holder_killed_frees_all_and_is_said() {
     bench.file("f", 100);
     bench.ok(&["put", "f"]);
 
-    kill(bench.holder(), "KILL");
+    kill(Pid::from_raw(bench.holder()), Signal::SIGKILL).unwrap();
 
     eventually("the holder is gone", || bench.fails(1, &["get", "f", "x"]).contains("was killed"));
     assert!(bench.fails(1, &["list"]).contains("put the data again"));
@@ -434,8 +437,4 @@ fn commands_without_a_device_say_what_to_do() {
         assert!(complaint.contains("/dev/vram-missing is not there; load the module"), "{complaint}");
     }
     assert!(run(&["get", "x", "y"]).contains("Nothing is held"));
-}
-
-fn kill(pid: i32, signal: &str) {
-    assert!(Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap().success());
 }
