@@ -1,6 +1,5 @@
 //! One virtual machine: how it is put together, and what a test can do with it while it runs.
 
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -44,16 +43,6 @@ impl VhostUserDevice {
     /// A vram device with `num_vqs` queues.
     pub fn vram(socket: impl Into<PathBuf>, num_vqs: u32) -> VhostUserDevice {
         VhostUserDevice { socket: socket.into(), virtio_id: 37, num_vqs, vq_size: 256, config_size: 64 }
-    }
-}
-
-/// Marks an error: the guest did not come up and wrote nothing on its console.
-#[derive(Debug)]
-struct SilentGuest;
-
-impl fmt::Display for SilentGuest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("The guest wrote nothing on its console")
     }
 }
 
@@ -198,21 +187,7 @@ impl VmBuilder {
     }
 
     /// Starts QEMU and waits until the guest's agent answers.
-    ///
-    /// On a loaded machine an emulated guest has been seen to hang before it says its first word, about once in fifty
-    /// starts and never since with the machine to itself. That is nothing of ours that could be tested, so a guest
-    /// that stays silent to the end is started once more, aloud; one that has said anything is not.
     pub fn start(self) -> Result<Vm> {
-        match self.start_once() {
-            Err(error) if error.downcast_ref::<SilentGuest>().is_some() => {
-                eprintln!("note: a guest hung in silence and is started once more: {error:#}");
-                self.start_once()
-            }
-            started => started,
-        }
-    }
-
-    fn start_once(&self) -> Result<Vm> {
         let begun = Instant::now();
         let kernel = self.lab.kernel(&self.kernel_series)?;
         let folder = tempfile::Builder::new()
@@ -249,8 +224,7 @@ impl VmBuilder {
         stream.set_nonblocking(false).context("Could not set up the agent's socket")?;
         let agent = Agent::new(stream, &token)?;
         let mut vm = Vm { process, agent, kernel, console, folder, boot_time: Duration::ZERO };
-        vm.wait_for_boot(0, begun + self.boot_timeout)
-            .map_err(|error| if vm.console_text().is_empty() { error.context(SilentGuest) } else { error })?;
+        vm.wait_for_boot(0, begun + self.boot_timeout)?;
         vm.boot_time = begun.elapsed();
         Ok(vm)
     }
