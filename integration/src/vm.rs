@@ -258,7 +258,9 @@ impl VmBuilder {
         add(&["-initrd", &in_tree(&folder.join("initrd"))?]);
         // A fault in our module must fail the test that caused it, so an oops is a panic; and a panic stays
         // on the console until we have read it.
-        let mut words = format!("console=ttyS0 quiet mitigations=off oops=panic panic=0 vram.token={token}");
+        let mut words = format!(
+            "console=ttyS0 earlyprintk=ttyS0 loglevel=7 mitigations=off oops=panic panic=0 vram.token={token}"
+        );
         for word in &self.kernel_args {
             words.push(' ');
             words.push_str(word);

@@ -98,14 +98,32 @@ impl TestDaemon {
 
     /// Waits until just so many bytes of shards are in use.
     pub fn expect_used(&self, bytes: u64) -> Result<()> {
-        for _ in 0..2000 {
-            if self.used_bytes() == bytes {
-                return Ok(());
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
+        if eventually(|| self.used_bytes() == bytes) {
+            return Ok(());
         }
         anyhow::bail!("{} bytes of shards are in use, expected {bytes}", self.used_bytes())
     }
+
+    /// Waits until so many copies and fills have been enqueued on the GPUs since the start.
+    pub fn expect_copies(&self, count: u64) -> Result<()> {
+        ensure!(
+            eventually(|| self.faults.copies() >= count),
+            "{} copies were enqueued, expected {count}",
+            self.faults.copies()
+        );
+        Ok(())
+    }
+}
+
+/// Whether something becomes true within ten seconds.
+fn eventually(mut is_true: impl FnMut() -> bool) -> bool {
+    for _ in 0..2000 {
+        if is_true() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    false
 }
 
 /// The real daemon in a process of its own, ended with the test. Its GPUs are simulated below or above the driver.

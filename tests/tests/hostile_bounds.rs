@@ -174,12 +174,14 @@ fn request_behind_a_fence_over_all_streams_is_answered_after_it() -> Result<()> 
     let gpu = u16::from_le_bytes(extents[48..50].try_into()?);
     let fill = |address| Request::Fill(Fill { range: Range { address, length: 64 }, pattern: 1, width: 1 });
     daemon.faults.pause(GpuId(gpu));
+    let copies = daemon.faults.copies();
     publish(&mut driver, 2, 3, |i| match i {
         0 => (context, 1, fill(base)),
         1 => (context, 0, Request::Fence { all_streams: true }),
         _ => (context, 0, fill(base + 11 * MIB)),
     })?;
-    // Another fence, on a queue and a stream of its own.
+    // Another fence, on a queue and a stream of its own. The queues know no order between them.
+    daemon.expect_copies(copies + 1)?;
     publish(&mut driver, 3, 1, |_| (context, 2, Request::Fence { all_streams: true }))?;
     for queue in [2, 3] {
         assert!(driver.vm.rings[queue].wait(Duration::from_millis(300)).is_err(), "queue {queue}");
@@ -203,8 +205,9 @@ fn fences_in_long_rows_all_end() -> Result<()> {
     let fill = Request::Fill(Fill { range: Range { address: base, length: 64 }, pattern: 1, width: 1 });
     for streams in [1, 2, 512] {
         daemon.faults.pause(GpuId(0));
+        let copies = daemon.faults.copies();
         publish(&mut driver, 3, 1, |_| (context, 7, fill))?;
-        std::thread::sleep(Duration::from_millis(20));
+        daemon.expect_copies(copies + 1)?;
         let fence = Request::Fence { all_streams: true };
         let responses = publish(&mut driver, 2, 511, |i| (context, (i % streams) as u32, fence))?;
         std::thread::sleep(Duration::from_millis(200));
@@ -219,7 +222,9 @@ fn fences_in_long_rows_all_end() -> Result<()> {
     }
     // Closed in the middle: every one is answered.
     daemon.faults.pause(GpuId(0));
+    let copies = daemon.faults.copies();
     publish(&mut driver, 3, 1, |_| (context, 7, fill))?;
+    daemon.expect_copies(copies + 1)?;
     publish(&mut driver, 2, 500, |i| (context, (i % 9) as u32, Request::Fence { all_streams: true }))?;
     std::thread::sleep(Duration::from_millis(100));
     let faults = daemon.faults.clone();

@@ -283,11 +283,12 @@ fn memory_replaced_over_and_over_under_stuck_transfers_is_bounded() -> Result<()
         if driver.vm.frontend.add_mem_region(&huge).is_err() {
             break;
         }
+        let copies = daemon.faults.copies();
         let ring = &mut driver.vm.rings[2];
         let head = ring.build(&[(request, 64, false), (1 << 42, 64, false), (response, 40, true)])?;
         ring.publish(head);
         ring.kick();
-        std::thread::sleep(Duration::from_millis(100));
+        daemon.expect_copies(copies + 1)?;
         if driver.vm.frontend.remove_mem_region(&huge).is_err() {
             break;
         }

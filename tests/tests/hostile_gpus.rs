@@ -86,8 +86,9 @@ fn gpu_lost_while_memory_is_scrubbed_does_not_hold_the_slice() -> Result<()> {
     let reply = a.query(context, kept, 0, 64)?.payload;
     let gpu = GpuId(u16::try_from(u32::from_le_bytes(reply[48..52].try_into()?))?);
     daemon.faults.pause(gpu);
+    let copies = daemon.faults.copies();
     a.free(context, freed)?;
-    std::thread::sleep(Duration::from_millis(50));
+    daemon.expect_copies(copies + 1)?;
     daemon.faults.lose_gpu(gpu);
     let started = Instant::now();
     // Until the loss is noticed, what was on the GPU counts.
@@ -179,8 +180,9 @@ fn context_closed_while_fences_and_copies_wait_answers_every_one() -> Result<()>
         requests.push((context, stream, if stream % 2 == 0 { fill(4096) } else { copy }));
         requests.push((context, stream, Request::Fence { all_streams: stream % 3 == 0 }));
     }
+    let copies = daemon.faults.copies();
     let flood = Flood::send(&mut a, 2, &requests)?;
-    std::thread::sleep(Duration::from_millis(50));
+    daemon.expect_copies(copies + 1)?;
     let faults = daemon.faults.clone();
     let resume = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
@@ -209,8 +211,9 @@ fn session_ended_while_its_gpu_stands_still_gives_all_back_when_it_goes_on() -> 
     daemon.faults.pause(GpuId(0));
     daemon.faults.pause(GpuId(1));
     let fill = Request::Fill(Fill { range: Range { address: base, length: MIB }, pattern: 7, width: 1 });
+    let copies = daemon.faults.copies();
     Flood::send(&mut a, 2, &[(context, 0, fill), (context, 1, fill), (context, 1, fill)])?;
-    std::thread::sleep(Duration::from_millis(50));
+    daemon.expect_copies(copies + 2)?;
     let started = Instant::now();
     drop(a);
     // The next frontend waits for the end of the one before, which is bounded.
@@ -243,8 +246,9 @@ fn alloc_stuck_in_a_gpu_ends_with_its_session_and_the_next_one_can_allocate() ->
     let context = a.open()?;
     daemon.faults.pause(GpuId(0));
     let alloc = Request::Alloc(vram_protocol::Alloc { length: 4 * MIB, alignment: 0 });
+    let copies = daemon.faults.copies();
     Flood::send(&mut a, 0, &[(context, 0, alloc)])?;
-    std::thread::sleep(Duration::from_millis(50));
+    daemon.expect_copies(copies + 1)?;
     drop(a);
     let started = Instant::now();
     let mut again = loop {

@@ -101,6 +101,11 @@ impl Faults {
         self.shared.changed.notify_all();
     }
 
+    /// Copies and fills enqueued so far, on all GPUs.
+    pub fn copies(&self) -> u64 {
+        self.state().copies
+    }
+
     /// Loses a GPU for good: everything on it fails with `DeviceLost`, except giving things back.
     pub fn lose_gpu(&self, gpu: GpuId) {
         self.state().lost.push(gpu);
