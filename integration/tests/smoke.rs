@@ -49,6 +49,24 @@ fn agent_commands_return_output_and_status() {
     vm.shut_down().unwrap();
 }
 
+/// A guest whose clock is fast breaks off what has time left, and one whose clock is slow waits for ever.
+#[test]
+fn guest_clock_runs_as_the_hosts() {
+    let vm = boot(VmBuilder::new(&lab()).kernel("7").vcpus(2));
+    let uptime = || -> f64 {
+        let text = vm.run_ok("cat /proc/uptime", 10 * SECONDS).unwrap();
+        text.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let (first, begun) = (uptime(), Instant::now());
+    std::thread::sleep(3 * SECONDS);
+    let (last, passed) = (uptime(), begun.elapsed().as_secs_f64());
+    let ratio = (last - first) / passed;
+    assert!((0.5..2.0).contains(&ratio), "{passed} s on the host were {} s in the guest", last - first);
+    let source = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
+    assert_ne!(vm.run_ok(source, 10 * SECONDS).unwrap().trim(), "tsc");
+    vm.shut_down().unwrap();
+}
+
 #[test]
 fn agent_large_binary_data_arrives_unchanged_both_ways() {
     let vm = boot(VmBuilder::new(&lab()));
