@@ -1,4 +1,4 @@
-//! How fast the pool allocates and frees, by the number of live allocations: `cargo bench -p vram-pool`.
+//! How fast the pool allocates and frees, by the number of live allocations: `cargo bench -p vram-pool --bench alloc`.
 //!
 //! One pair is plan, commit, begin free, plan release, finish release: all the pool does for an allocation's life. The
 //! live allocations are of mixed sizes and a random one is freed before each new one, so that the free map is as broken
