@@ -58,6 +58,7 @@ fn main() -> Result<()> {
             name: "bench".to_owned(),
             limit: vram_control_api::ByteSize::mib(512),
             guarantee: vram_control_api::ByteSize(0),
+            placement: Default::default(),
             request_queues: 1,
             home: Some(0),
             socket: dir.path().join("bench.sock"),

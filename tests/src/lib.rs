@@ -56,6 +56,7 @@ impl TestDaemon {
                     name: (*name).to_owned(),
                     limit: vram_control_api::ByteSize(*limit),
                     guarantee: vram_control_api::ByteSize(*guarantee),
+                    placement: Default::default(),
                     request_queues: 2,
                     home: None,
                     socket: dir.path().join(format!("{name}.sock")),

@@ -47,6 +47,31 @@ pub enum Placement {
     /// The home GPU while it has room, then the nearest GPU that has.
     #[default]
     Spill,
+    /// One GPU after the other: each new region goes to the GPU with room that holds least of the slice, the nearest to
+    /// home of several.
+    Spread,
+    /// The fullest GPU that has room, the nearest to home of several, so that others stay empty.
+    Pack,
+}
+
+impl Placement {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Local, Self::Spill, Self::Spread, Self::Pack];
+
+    /// The word for it in configurations.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Spill => "spill",
+            Self::Spread => "spread",
+            Self::Pack => "pack",
+        }
+    }
+
+    /// Whether only the home GPU will do.
+    pub(crate) fn stays_home(self) -> bool {
+        self == Self::Local
+    }
 }
 
 /// A tenant's share, as the operator states it.
@@ -60,7 +85,7 @@ pub struct SliceConfig {
     pub limit_bytes: u64,
     /// Where its regions go.
     pub placement: Placement,
-    /// The GPU its regions go to first; `None` lets the pool choose the one with the most unpromised room.
+    /// The GPU its regions go to first, and from which the others are near or far; `None` lets the pool choose by load.
     pub home: Option<GpuId>,
 }
 

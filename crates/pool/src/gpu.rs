@@ -154,15 +154,27 @@ impl Gpus {
         }
     }
 
-    /// Of the GPUs a condition admits, the one nearest to `home`; of several the one with most `room`, then the lowest.
-    pub(crate) fn nearest(
+    /// Of the GPUs a condition admits, the one nearest to `home`; of several the one that comes first by `order`, then
+    /// the lowest.
+    pub(crate) fn nearest<T: Ord>(
         &self,
         home: GpuId,
-        room: impl Fn(&GpuUsage) -> u32,
+        order: impl Fn(&GpuUsage) -> T,
         admits: impl Fn(&GpuUsage) -> bool,
     ) -> Option<GpuId> {
-        let rank =
-            |usage: &&GpuUsage| (self.topology.distance(home, usage.id), Reverse(room(usage)), usage.id);
+        let rank = |usage: &&GpuUsage| (self.topology.distance(home, usage.id), order(usage), usage.id);
+        self.usages.iter().filter(|usage| admits(usage)).min_by_key(rank).map(|usage| usage.id)
+    }
+
+    /// Of the GPUs a condition admits, the one that comes first by `order`; of several the one nearest to `home`, then
+    /// the lowest.
+    pub(crate) fn first_by<T: Ord>(
+        &self,
+        home: GpuId,
+        order: impl Fn(&GpuUsage) -> T,
+        admits: impl Fn(&GpuUsage) -> bool,
+    ) -> Option<GpuId> {
+        let rank = |usage: &&GpuUsage| (order(usage), self.topology.distance(home, usage.id), usage.id);
         self.usages.iter().filter(|usage| admits(usage)).min_by_key(rank).map(|usage| usage.id)
     }
 
@@ -178,8 +190,8 @@ impl Gpus {
         for promise in promises.iter().filter(|promise| !promise.local) {
             let mut left = promise.shards;
             while left > 0 {
-                let Some(gpu) =
-                    self.nearest(promise.home, unpromised_shards, |usage| unpromised_shards(usage) > 0)
+                let roomiest = |usage: &GpuUsage| Reverse(unpromised_shards(usage));
+                let Some(gpu) = self.nearest(promise.home, roomiest, |usage| unpromised_shards(usage) > 0)
                 else {
                     break;
                 };

@@ -62,7 +62,7 @@ impl Grant {
 impl Pool {
     /// Finds a place for an allocation and reserves it. Free bytes of backed regions are used first, in the shortest run
     /// that takes the allocation; only if none does, the place that needs the fewest new shards. They go to the slice's
-    /// home GPU, then to the nearest with room (`Spill`).
+    /// GPUs its placement says.
     ///
     /// A slice has one grant at a time. The caller backs [`Grant::backings`] without holding up others.
     pub fn plan_alloc(&mut self, slice: SliceId, request: AllocRequest) -> Result<Grant, AllocError> {
@@ -84,7 +84,7 @@ impl Pool {
         match window {
             Some(window) if window.new_shards <= limit_left.min(room.shards()) => {
                 let gpus: Vec<_> =
-                    (0..window.new_shards).map_while(|_| room.take(&self.gpus, found.home)).collect();
+                    (0..window.new_shards).map_while(|_| room.take(&self.gpus, found)).collect();
                 Ok(self.grant(slice, wanted, window, gpus))
             }
             window => Err(self.refusal(found, wanted, window, &room)),

@@ -70,7 +70,8 @@ impl Pool {
 
     /// Adds a slice. Its band is at least as long as the limit, better [`Self::band_bytes`], starts at a multiple of
     /// 2 MiB, is whole shards long, and overlaps no other. Without a home GPU in the configuration the home is the one
-    /// with the most room that is promised to nobody, the lowest of several.
+    /// with the most room that is promised to nobody, of several the one that is home to the fewest slices, then the one
+    /// with most free shards, then the lowest; for a slice that packs, the fullest that has a free shard.
     pub fn add_slice(&mut self, config: SliceConfig, band: DeviceRange) -> Result<SliceId, PoolError> {
         let home = self.choose_home(&config)?;
         let regions = self.regions_of(band, config.limit_bytes)?;
@@ -225,21 +226,32 @@ impl Pool {
         let guarantee_shards = shards_up(guarantee_bytes, self.shard_bytes);
         // Room on one GPU counts only what cannot leave it: the promises of slices that spill move aside.
         let mut local = ShardCounts::default();
+        let mut homes = ShardCounts::default();
         let mut guaranteed = 0u32;
         for slice in self.slices.values() {
             guaranteed = guaranteed.saturating_add(slice.guarantee_shards);
-            if slice.config.placement == Placement::Local {
+            homes.add(slice.home, 1);
+            if slice.config.placement.stays_home() {
                 local.add(slice.home, slice.guarantee_shards);
             }
         }
         let room = self.gpus.capacity_total().saturating_sub(guaranteed);
-        let room_at = |gpu: &GpuUsage| match placement {
-            Placement::Local => room.min(gpu.capacity_shards.saturating_sub(local.of(gpu.id))),
-            Placement::Spill => room,
+        let room_at = |gpu: &GpuUsage| {
+            if placement.stays_home() {
+                room.min(gpu.capacity_shards.saturating_sub(local.of(gpu.id)))
+            } else {
+                room
+            }
         };
-        let rank = |gpu: &&GpuUsage| {
-            (!gpu.lost, room_at(gpu) >= guarantee_shards, unpromised_shards(gpu), Reverse(gpu.id))
+        // By load: what is promised to nobody, then the fewest slices that call it home, then what nobody holds. A slice
+        // that packs goes where most is taken already.
+        let free = |gpu: &GpuUsage| gpu.capacity_shards.saturating_sub(gpu.used_shards);
+        let preference = |gpu: &GpuUsage| match placement {
+            Placement::Pack => [u32::from(free(gpu) > 0), u32::MAX.saturating_sub(free(gpu)), 0],
+            _ => [unpromised_shards(gpu), u32::MAX.saturating_sub(homes.of(gpu.id)), free(gpu)],
         };
+        let rank =
+            |gpu: &&GpuUsage| (!gpu.lost, room_at(gpu) >= guarantee_shards, preference(gpu), Reverse(gpu.id));
         let candidates = self.gpus.iter().filter(|gpu| home.is_none_or(|home| home == gpu.id));
         let chosen = candidates.max_by_key(rank).ok_or(PoolError::NoGpus)?;
         if room_at(chosen) < guarantee_shards {

@@ -4,6 +4,8 @@
 //! miss that cannot leave it, and in sum what all miss. Inside its own guarantee a slice only has to mind the former,
 //! because its own claim shrinks with every shard it takes.
 
+use std::cmp::Reverse;
+
 use vram_gpu::GpuId;
 
 use crate::gpu::{Gpus, ShardCounts};
@@ -17,6 +19,8 @@ pub(crate) struct Room {
     free: ShardCounts,
     /// In sum.
     total: u32,
+    /// What was taken of it, on each GPU.
+    taken: ShardCounts,
 }
 
 /// At which time room is looked at.
@@ -47,12 +51,13 @@ impl Room {
             if other.id == slice.id {
                 continue;
             }
-            match other.config.placement {
-                Placement::Local => missing_local.add(other.home, other.missing_shards(when)),
-                Placement::Spill => missing = missing.saturating_add(other.missing_shards(when)),
+            if other.config.placement.stays_home() {
+                missing_local.add(other.home, other.missing_shards(when));
+            } else {
+                missing = missing.saturating_add(other.missing_shards(when));
             }
         }
-        let mut room = Self { free: ShardCounts::default(), total: 0 };
+        let mut room = Self { free: ShardCounts::default(), total: 0, taken: ShardCounts::default() };
         let mut free_total = 0u32;
         let mut takeable = 0u32;
         for gpu in gpus.iter() {
@@ -60,7 +65,7 @@ impl Room {
             let kept = missing_local.of(gpu.id).min(free);
             missing = missing.saturating_add(kept);
             free_total = free_total.saturating_add(free);
-            if slice.config.placement == Placement::Spill || gpu.id == slice.home {
+            if !slice.config.placement.stays_home() || gpu.id == slice.home {
                 room.free.set(gpu.id, free.saturating_sub(kept));
                 takeable = takeable.saturating_add(free.saturating_sub(kept));
             }
@@ -76,12 +81,28 @@ impl Room {
         self.total
     }
 
-    /// The GPU of the next shard: home, or the nearest with room.
-    pub(crate) fn take(&mut self, gpus: &Gpus, home: GpuId) -> Option<GpuId> {
+    /// The GPU of the slice's next shard, as its placement has it.
+    pub(crate) fn take(&mut self, gpus: &Gpus, slice: &Slice) -> Option<GpuId> {
         self.total = self.total.checked_sub(1)?;
-        let gpu = gpus.nearest(home, |usage| self.free.of(usage.id), |usage| self.free.of(usage.id) > 0)?;
+        let gpu = match slice.config.placement {
+            Placement::Local | Placement::Spill => {
+                gpus.nearest(slice.home, |usage| Reverse(self.free.of(usage.id)), |usage| self.has(usage))
+            }
+            Placement::Spread => {
+                let on = |gpu| slice.held.of(gpu).saturating_add(self.taken.of(gpu));
+                gpus.first_by(slice.home, |usage| on(usage.id), |usage| self.has(usage))
+            }
+            Placement::Pack => {
+                gpus.first_by(slice.home, |usage| self.free.of(usage.id), |usage| self.has(usage))
+            }
+        }?;
         self.free.subtract(gpu, 1);
+        self.taken.add(gpu, 1);
         Some(gpu)
+    }
+
+    fn has(&self, gpu: &GpuUsage) -> bool {
+        self.free.of(gpu.id) > 0
     }
 }
 

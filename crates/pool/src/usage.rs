@@ -2,7 +2,7 @@
 
 use vram_gpu::GpuId;
 
-use crate::{Pool, SliceId};
+use crate::{Placement, Pool, SliceId};
 
 /// Bytes on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct SliceUsage {
     pub gpus: Vec<GpuBytes>,
     /// The GPU its regions go to first.
     pub home: GpuId,
+    /// Where its regions go.
+    pub placement: Placement,
 }
 
 /// What is used of one GPU, in shards.
@@ -64,6 +66,7 @@ impl Pool {
             allocations: slice.allocations(),
             gpus: gpus.filter(|gpu| gpu.bytes > 0).collect(),
             home: slice.home,
+            placement: slice.config.placement,
         })
     }
 }

@@ -51,6 +51,7 @@ struct ModelSlice {
     guarantee: u32,
     limit: u32,
     local: bool,
+    placement: Placement,
     cells: Vec<Cell>,
     regions: Vec<RegionState>,
     live: BTreeMap<u64, u64>,
@@ -137,6 +138,7 @@ impl Model {
                 guarantee: guarantee.min(limit),
                 limit,
                 local: placement == Placement::Local,
+                placement,
                 cells: vec![Cell::Free; (range.len_bytes / GRANULE) as usize],
                 regions: vec![RegionState::Unbacked; regions as usize],
                 live: BTreeMap::new(),
@@ -187,10 +189,19 @@ impl Model {
             if own_missing == 0 && free.iter().sum::<u32>() <= kept {
                 break;
             }
-            // Nearest to home; then the one with most room; then the lowest.
             let rank = |gpu: &u16| {
                 let room = free[usize::from(*gpu)] - kept_local(*gpu);
-                (self.topology.distance(slice.home, GpuId(*gpu)), Reverse(room), *gpu)
+                let distance = u64::from(self.topology.distance(slice.home, GpuId(*gpu)));
+                let here = |holder: &GpuId| *holder == GpuId(*gpu);
+                let held = slice.regions.iter().filter_map(|state| holder(*state)).filter(here).count()
+                    + chosen.iter().filter(|gpu| here(gpu)).count();
+                match slice.placement {
+                    // Nearest to home; then the one with most room; then the lowest.
+                    Placement::Local | Placement::Spill => (distance, Reverse(u64::from(room)), *gpu),
+                    // What holds least of the slice, or what is fullest; then the nearest; then the lowest.
+                    Placement::Spread => (held as u64, Reverse(u64::MAX - distance), *gpu),
+                    Placement::Pack => (u64::from(room), Reverse(u64::MAX - distance), *gpu),
+                }
             };
             let Some(gpu) = candidates.min_by_key(rank) else { break };
             free[usize::from(gpu)] -= 1;
@@ -545,7 +556,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn worlds() -> impl Strategy<Value = World> {
-    let placement = prop_oneof![2 => Just(Placement::Spill), 1 => Just(Placement::Local)];
+    let placement = prop_oneof![
+        2 => Just(Placement::Spill),
+        1 => Just(Placement::Local),
+        1 => Just(Placement::Spread),
+        1 => Just(Placement::Pack),
+    ];
     let slice = (0..5u32, 1..9u32, placement, prop::option::of(0..3u16));
     let shards = prop_oneof![4 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(6 * MIB)];
     (shards, prop::array::uniform3(1..7u32), prop::collection::vec(slice, 3), 0..9u64).prop_map(

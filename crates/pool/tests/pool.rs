@@ -282,6 +282,48 @@ fn alloc_among_equally_near_gpus_takes_the_emptiest() {
 }
 
 #[test]
+fn alloc_of_a_spread_slice_goes_round_all_gpus_with_room() {
+    let mut pool = pool(&[3, 1, 3]);
+    let spread = SliceConfig { placement: Placement::Spread, home: Some(GpuId(1)), ..config(0, 7) };
+    let slice = add(&mut pool, spread);
+    let grant = pool.plan_alloc(slice, request(5 * SHARD)).unwrap();
+    assert_eq!(gpus_of(&grant), [1, 0, 2, 0, 2]);
+    let first = pool.commit(grant);
+    // What comes later evens out what is there.
+    free(&mut pool, slice, first);
+    let (one, two) = (alloc(&mut pool, slice, SHARD), alloc(&mut pool, slice, SHARD));
+    free(&mut pool, slice, one);
+    let grant = pool.plan_alloc(slice, request(2 * SHARD)).unwrap();
+    assert_eq!(gpus_of(&grant), [1, 2]);
+    pool.commit(grant);
+    free(&mut pool, slice, two);
+}
+
+#[test]
+fn alloc_of_a_packed_slice_takes_the_fullest_gpu_with_room() {
+    let mut pool = pool(&[6, 4, 5]);
+    let pack = |home| SliceConfig { placement: Placement::Pack, home, ..config(0, 12) };
+    let first = add(&mut pool, pack(None));
+    assert_eq!(pool.usage(first).unwrap().home, GpuId(1));
+    let second = add(&mut pool, pack(Some(GpuId(2))));
+    let grant = pool.plan_alloc(second, request(11 * SHARD)).unwrap();
+    assert_eq!(gpus_of(&grant), [1, 1, 1, 1, 2, 2, 2, 2, 2, 0, 0]);
+    pool.commit(grant);
+}
+
+#[test]
+fn add_slice_without_home_spreads_those_without_guarantee_over_the_gpus() {
+    let mut pool = pool(&[4, 4, 4]);
+    let homes: Vec<_> = (0..4)
+        .map(|_| {
+            let slice = add(&mut pool, SliceConfig { home: None, ..config(0, 2) });
+            pool.usage(slice).unwrap().home.0
+        })
+        .collect();
+    assert_eq!(homes, [0, 1, 2, 0]);
+}
+
+#[test]
 fn alloc_of_a_local_slice_never_leaves_home() {
     let mut pool = pool(&[1, 5]);
     let slice = add(&mut pool, local(0, 3, 0));

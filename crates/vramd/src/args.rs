@@ -27,10 +27,11 @@ pub struct Args {
     #[arg(long, value_name = "cuda|sim:SPEC")]
     pub gpu: Option<GpuBackend>,
 
-    /// A slice to serve; give the option once for each
+    /// A slice to serve; give the option once for each.
+    /// POLICY is local, spill, spread or pack
     #[arg(
         long = "slice",
-        value_name = "NAME=LIMIT[,guarantee=SIZE][,queues=N][,home=GPU][,socket=PATH]",
+        value_name = "NAME=LIMIT[,guarantee=SIZE][,placement=POLICY][,queues=N][,home=GPU][,socket=PATH]",
         verbatim_doc_comment
     )]
     pub slices: Vec<SliceOption>,
@@ -131,6 +132,8 @@ pub struct SliceOption {
     pub limit: ByteSize,
     /// Bytes it can always have.
     pub guarantee: Option<ByteSize>,
+    /// Which GPUs its memory goes to.
+    pub placement: Option<String>,
     /// Number of request queues.
     pub queues: Option<i64>,
     /// Number of the GPU to place it on first.
@@ -166,13 +169,13 @@ pub enum SliceOptionError {
         found: String,
     },
     /// Something else than `FIELD=VALUE` behind the limit, or a field without a value.
-    #[error("{found:?} is not FIELD=VALUE; the fields are guarantee, queues, home and socket")]
+    #[error("{found:?} is not FIELD=VALUE; the fields are guarantee, placement, queues, home and socket")]
     NoField {
         /// What was written.
         found: String,
     },
     /// No such field.
-    #[error("There is no field {found:?}; the fields are guarantee, queues, home and socket")]
+    #[error("There is no field {found:?}; the fields are guarantee, placement, queues, home and socket")]
     UnknownField {
         /// What was written.
         found: String,
@@ -192,8 +195,15 @@ impl FromStr for SliceOption {
         let mut parts = text.split(',');
         let (name, limit) = parts.next().and_then(|first| first.split_once('=')).ok_or(Self::Err::NoLimit)?;
         let limit = limit.parse().map_err(|error| Self::Err::Limit { error })?;
-        let mut slice =
-            Self { name: name.to_owned(), limit, guarantee: None, queues: None, home: None, socket: None };
+        let mut slice = Self {
+            name: name.to_owned(),
+            limit,
+            guarantee: None,
+            placement: None,
+            queues: None,
+            home: None,
+            socket: None,
+        };
         for part in parts {
             let no_field = || Self::Err::NoField { found: part.to_owned() };
             let (field, value) =
@@ -203,6 +213,7 @@ impl FromStr for SliceOption {
                     let guarantee = value.parse().map_err(|error| Self::Err::Guarantee { error })?;
                     set_once(&mut slice.guarantee, "guarantee", guarantee)?;
                 }
+                "placement" => set_once(&mut slice.placement, "placement", value.to_owned())?,
                 "queues" => set_once(&mut slice.queues, "queues", parse_number("queues", value)?)?,
                 "home" => set_once(&mut slice.home, "home", parse_number("home", value)?)?,
                 "socket" => set_once(&mut slice.socket, "socket", PathBuf::from(value))?,
@@ -247,7 +258,7 @@ mod tests {
         let args = parse(&[
             "--gpu=sim:4x1GiB,link=nvlink",
             "--slice=a=2GiB",
-            "--slice=b=1.5GiB,guarantee=512MiB,queues=4,home=1,socket=/tmp/b.sock",
+            "--slice=b=1.5GiB,guarantee=512MiB,placement=pack,queues=4,home=1,socket=/tmp/b.sock",
             "--socket-dir=/tmp/vram",
             "--control=/tmp/c.sock",
             "--shard=32MiB",
@@ -265,6 +276,7 @@ mod tests {
                 name: "b".into(),
                 limit: ByteSize::mib(1536),
                 guarantee: Some(ByteSize::mib(512)),
+                placement: Some("pack".into()),
                 queues: Some(4),
                 home: Some(1),
                 socket: Some("/tmp/b.sock".into()),

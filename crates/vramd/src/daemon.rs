@@ -10,7 +10,6 @@ use vram_control_api::ByteSize;
 use vram_gpu::{Backend, GpuId};
 use vram_gpu_cuda::CudaBackend;
 use vram_gpu_sim::{SimBackend, SimConfig};
-use vram_pool::Placement;
 use vram_residency::{MemoryConfig, Residency};
 use vram_session::{Counters, Session, SessionConfig};
 use vram_transport_vhost_user::{SliceSocket, SocketConfig};
@@ -107,7 +106,7 @@ fn serve_slice(
             name: slice.name.clone(),
             guarantee_bytes: slice.guarantee.bytes(),
             limit_bytes: slice.limit.bytes(),
-            placement: Placement::default(),
+            placement: slice.placement,
             home: slice.home.map(GpuId),
         })
         .with_context(|| {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use vram_control_api::v1;
 use vram_control_server::ControlState;
 use vram_gpu::DeviceInfo;
-use vram_pool::SliceId;
+use vram_pool::{Placement, SliceId};
 use vram_residency::Residency;
 use vram_session::{Counters, Session};
 use vram_transport_vhost_user::{SliceSocket, SocketState};
@@ -56,7 +56,7 @@ impl DaemonState {
             state: slice.state(),
             guarantee_bytes: usage.guarantee_bytes,
             limit_bytes: usage.limit_bytes,
-            placement: v1::Placement::Spill,
+            placement: placement_shown(usage.placement),
             home_gpu: Some(usage.home.0),
             allocated_bytes: usage.allocated_bytes,
             backed_bytes: usage.backed_bytes,
@@ -127,6 +127,15 @@ impl ControlState for DaemonState {
 
     fn slice(&self, name: &str) -> Option<v1::Slice> {
         self.slices.iter().find(|slice| slice.name == name).and_then(|slice| self.show(slice))
+    }
+}
+
+fn placement_shown(placement: Placement) -> v1::Placement {
+    match placement {
+        Placement::Local => v1::Placement::Local,
+        Placement::Spill => v1::Placement::Spill,
+        Placement::Spread => v1::Placement::Spread,
+        Placement::Pack => v1::Placement::Pack,
     }
 }
 

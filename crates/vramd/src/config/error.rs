@@ -143,6 +143,14 @@ pub enum Problem {
         /// Its limit.
         limit: ByteSize,
     },
+    /// No such placement.
+    #[error("The placement of slice {slice} must be local, spill, spread or pack, not {found:?}")]
+    Placement {
+        /// The slice.
+        slice: String,
+        /// What was written.
+        found: String,
+    },
     /// A number of queues cannot be.
     #[error("The queues of slice {slice} must be 1 to {MAX_QUEUES}, not {found}")]
     Queues {

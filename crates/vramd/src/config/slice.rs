@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use vram_control_api::ByteSize;
+use vram_pool::Placement;
 
 use super::{ConfigError, Origin, Problem, Setting};
 use crate::args::SliceOption;
@@ -29,6 +30,8 @@ pub struct SliceConfig {
     pub limit: ByteSize,
     /// Bytes it can always have, at most the limit; 0 unless configured.
     pub guarantee: ByteSize,
+    /// Which GPUs its memory goes to.
+    pub placement: Placement,
     /// Request queues, 1 to 64.
     pub request_queues: u16,
     /// Number of the GPU to place it on first, if somebody chose one. Whether there is such a GPU is not checked.
@@ -43,6 +46,7 @@ pub(super) struct SliceSettings {
     pub(super) name: Setting<String>,
     pub(super) limit: Setting<ByteSize>,
     pub(super) guarantee: Option<Setting<ByteSize>>,
+    pub(super) placement: Option<Setting<String>>,
     pub(super) queues: Option<Setting<i64>>,
     pub(super) home: Option<Setting<i64>>,
     pub(super) socket: Option<Setting<PathBuf>>,
@@ -57,6 +61,7 @@ impl From<SliceOption> for SliceSettings {
             name: here(option.name),
             limit: here(option.limit),
             guarantee: option.guarantee.map(here),
+            placement: option.placement.map(here),
             queues: option.queues.map(here),
             home: option.home.map(here),
             socket: option.socket.map(here),
@@ -71,6 +76,7 @@ impl SliceSettings {
         let name = check_name(self.name)?;
         let limit = check_limit(&name, self.limit)?;
         let guarantee = self.guarantee.map(|setting| check_guarantee(&name, setting, limit)).transpose()?;
+        let placement = self.placement.map(|setting| check_placement(&name, setting)).transpose()?;
         let queues = self.queues.map(|setting| check_queues(&name, setting)).transpose()?;
         let home = self.home.map(|setting| check_home(&name, setting)).transpose()?;
         let socket = self
@@ -81,6 +87,7 @@ impl SliceSettings {
             name,
             limit,
             guarantee: guarantee.unwrap_or_default(),
+            placement: placement.unwrap_or_default(),
             request_queues: queues.unwrap_or(DEFAULT_QUEUES),
             home,
             socket,
@@ -121,6 +128,14 @@ fn check_guarantee(
         return Err(setting.refuse(Problem::GuaranteeAboveLimit { slice: slice(), guarantee, limit }));
     }
     Ok(guarantee)
+}
+
+fn check_placement(slice: &str, setting: Setting<String>) -> Result<Placement, ConfigError> {
+    let known = Placement::ALL.into_iter().find(|placement| placement.word() == setting.value);
+    known.ok_or_else(|| {
+        let found = setting.value.clone();
+        setting.refuse(Problem::Placement { slice: slice.to_owned(), found })
+    })
 }
 
 fn check_queues(slice: &str, setting: Setting<i64>) -> Result<u16, ConfigError> {

@@ -1,5 +1,6 @@
 use clap::Parser;
 use proptest::prelude::*;
+use vram_pool::Placement;
 
 use super::*;
 
@@ -40,6 +41,7 @@ fn config_one_slice_takes_the_defaults() {
                 name: "tenant".into(),
                 limit: ByteSize::gib(2),
                 guarantee: ByteSize(0),
+                placement: Placement::Spill,
                 request_queues: 1,
                 home: None,
                 socket: "/run/vram/tenant.sock".into(),
@@ -66,6 +68,7 @@ fn config_file_and_options_with_the_same_content_are_equal() {
         name = "b"
         limit = "1.5GiB"
         guarantee = "512MiB"
+        placement = "spread"
         queues = 64
         home = 1
         socket = "/tmp/b.sock"
@@ -78,7 +81,7 @@ fn config_file_and_options_with_the_same_content_are_equal() {
         "--log-level=debug",
         "--gpu=sim:2x1GiB,link=pix",
         "--slice=a=1GiB",
-        "--slice=b=1.5GiB,guarantee=512MiB,queues=64,home=1,socket=/tmp/b.sock",
+        "--slice=b=1.5GiB,guarantee=512MiB,placement=spread,queues=64,home=1,socket=/tmp/b.sock",
     ];
 
     let from_file = from_both(toml, &[]).unwrap();
@@ -145,6 +148,10 @@ fn config_wrong_options_are_named() {
         (
             &["--slice=a=1GiB,home=-1"],
             "--slice: The home of slice a must be the number of a GPU, from 0, not -1",
+        ),
+        (
+            &["--slice=a=1GiB,placement=near"],
+            "--slice: The placement of slice a must be local, spill, spread or pack, not \"near\"",
         ),
         (&["--slice=a=1GiB,home=65536"], "--slice: The home of slice a must be the number of a GPU"),
         (&["--slice=a=1GiB", "--slice=a=2GiB"], "--slice: The slice a is already defined (--slice)"),
@@ -235,6 +242,10 @@ fn config_wrong_files_are_named_with_their_line() {
         (
             "[[slice]]\nname = \"a\"\nlimit = 1\nqueues = 70000",
             "vramd.toml:4: The queues of slice a must be 1 to 64",
+        ),
+        (
+            "[[slice]]\nname = \"a\"\nlimit = 1\nplacement = \"Spill\"",
+            "vramd.toml:4: The placement of slice a must be local, spill, spread or pack, not \"Spill\"",
         ),
         ("[[slice]]\nname = \"a\"\nlimit = 1\nhome = -1", "vramd.toml:4: The home of slice a must be"),
         ("[[slice]]\nname = \"a\"\nlimit = 1\nhome = \"gpu0\"", "vramd.toml:4: invalid type: string"),
