@@ -8,13 +8,13 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CONNECTION, HOST};
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::ClientError;
-use crate::v1::{self, Daemon, Gpus, Slice, Slices};
+use crate::v1::{self, Daemon, Gpu, Gpus, Slice, Slices};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,12 +66,26 @@ impl Client {
         self.get(&v1::slice_path(name))
     }
 
+    /// Begins to move everything off a GPU; returns it as it is now.
+    pub fn drain_gpu(&self, index: u16) -> Result<Gpu, ClientError> {
+        self.ask(Method::POST, &v1::gpu_drain_path(index))
+    }
+
+    /// Takes a GPU back into use.
+    pub fn undrain_gpu(&self, index: u16) -> Result<Gpu, ClientError> {
+        self.ask(Method::POST, &v1::gpu_undrain_path(index))
+    }
+
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::GET, path)
+    }
+
+    fn ask<T: DeserializeOwned>(&self, method: Method, path: &str) -> Result<T, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| ClientError::Start { source })?;
-        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(path)))?;
+        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(method, path)))?;
         if status.is_success() {
             serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))
         } else {
@@ -92,11 +106,12 @@ impl Client {
         }
     }
 
-    async fn exchange(&self, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
+    async fn exchange(&self, method: Method, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.cannot_connect(source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http(e))?;
         let mut request = Request::new(Empty::<Bytes>::new());
+        *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::try_from(path).unwrap_or_default();
         let headers = request.headers_mut();
         headers.insert(HOST, hyper::header::HeaderValue::from_static("localhost"));

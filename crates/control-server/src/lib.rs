@@ -28,4 +28,4 @@ mod tests;
 
 pub use error::ServerError;
 pub use server::ControlServer;
-pub use state::ControlState;
+pub use state::{ControlState, Refusal};

@@ -7,12 +7,12 @@ use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
-use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpus, Slices};
+use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, Slices};
 use vram_sandbox::{Outcome, contain};
 
-use crate::ControlState;
+use crate::{ControlState, Refusal};
 
 /// A hint lists at most so many names.
 const MAX_HINTED_NAMES: usize = 20;
@@ -26,6 +26,8 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
     Router::new()
         .route(v1::DAEMON_PATH, get(daemon))
         .route(v1::GPUS_PATH, get(gpus))
+        .route(v1::GPU_DRAIN_PATH, post(drain_gpu))
+        .route(v1::GPU_UNDRAIN_PATH, post(undrain_gpu))
         .route(v1::SLICES_PATH, get(slices))
         .route(v1::SLICE_PATH, get(slice))
         .fallback(unknown_route)
@@ -40,6 +42,39 @@ async fn daemon(State(state): SharedState) -> Response {
 
 async fn gpus(State(state): SharedState) -> Response {
     answer(|| Gpus { gpus: state.gpus() })
+}
+
+async fn drain_gpu(State(state): SharedState, index: Result<Path<String>, PathRejection>) -> Response {
+    change_gpu(index, |index| state.drain_gpu(index))
+}
+
+async fn undrain_gpu(State(state): SharedState, index: Result<Path<String>, PathRejection>) -> Response {
+    change_gpu(index, |index| state.undrain_gpu(index))
+}
+
+fn change_gpu(
+    index: Result<Path<String>, PathRejection>,
+    change: impl FnOnce(u16) -> Result<Gpu, Refusal>,
+) -> Response {
+    let index = index.map_or_else(|_| "\u{fffd}".to_owned(), |Path(index)| index);
+    let Ok(number) = index.parse::<u16>() else {
+        return not_found(format!("There is no GPU {:?}", quote(&index)), "GPUs are numbered from 0");
+    };
+    match contain("operator API", || change(number)) {
+        Outcome::Returned(Ok(gpu)) => Json(gpu).into_response(),
+        Outcome::Returned(Err(Refusal::NotFound { message })) => {
+            not_found(message, "GPUs are numbered from 0")
+        }
+        Outcome::Returned(Err(Refusal::Conflict { message })) => {
+            refuse(StatusCode::CONFLICT, ErrorBody { code: ErrorCode::Conflict, message, hint: None })
+        }
+        Outcome::Panicked(_) => internal_error(),
+    }
+}
+
+fn not_found(message: String, hint: &str) -> Response {
+    let body = ErrorBody { code: ErrorCode::NotFound, message, hint: Some(hint.to_owned()) };
+    refuse(StatusCode::NOT_FOUND, body)
 }
 
 async fn slices(State(state): SharedState) -> Response {
@@ -73,7 +108,15 @@ fn no_such_slice(name: &str, slices: &[v1::Slice]) -> ErrorBody {
 }
 
 async fn unknown_route(uri: Uri) -> Response {
-    let routes = [v1::DAEMON_PATH, v1::GPUS_PATH, v1::SLICES_PATH, v1::SLICE_PATH].join(", ");
+    let routes = [
+        v1::DAEMON_PATH,
+        v1::GPUS_PATH,
+        v1::GPU_DRAIN_PATH,
+        v1::GPU_UNDRAIN_PATH,
+        v1::SLICES_PATH,
+        v1::SLICE_PATH,
+    ];
+    let routes = routes.join(", ");
     let body = ErrorBody {
         code: ErrorCode::UnknownRoute,
         message: format!("There is nothing at {}", quote(uri.path())),
@@ -86,7 +129,7 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Response {
     let body = ErrorBody {
         code: ErrorCode::MethodNotAllowed,
         message: format!("{} does not take {}", quote(uri.path()), quote(method.as_str())),
-        hint: Some("Use GET".to_owned()),
+        hint: Some(if method == Method::GET { "Use POST" } else { "Use GET" }.to_owned()),
     };
     refuse(StatusCode::METHOD_NOT_ALLOWED, body)
 }

@@ -2,6 +2,21 @@
 
 use vram_control_api::v1::{Daemon, Gpu, Slice};
 
+/// Why something asked for is not done. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such thing.
+    NotFound {
+        /// One sentence without a full stop.
+        message: String,
+    },
+    /// It cannot be done as things are.
+    Conflict {
+        /// One sentence without a full stop.
+        message: String,
+    },
+}
+
 /// The daemon as operators see it.
 ///
 /// The methods are called one at a time, on the server's thread, which waits for them: they return within
@@ -13,6 +28,12 @@ pub trait ControlState: Send + Sync + 'static {
 
     /// The GPUs of the pool, by number.
     fn gpus(&self) -> Vec<Gpu>;
+
+    /// Begins to move everything off the GPU of this number; returns it as it is now.
+    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal>;
+
+    /// Takes the GPU of this number back into use.
+    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal>;
 
     /// All slices, by name.
     fn slices(&self) -> Vec<Slice>;

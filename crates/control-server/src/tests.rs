@@ -14,7 +14,7 @@ use vram_control_api::v1::{
 use vram_control_api::{Client, ClientError};
 
 use crate::limits::Limits;
-use crate::{ControlServer, ControlState, ServerError};
+use crate::{ControlServer, ControlState, Refusal, ServerError};
 
 struct FakeDaemon;
 
@@ -43,6 +43,21 @@ impl ControlState for FakeDaemon {
             numa_node: Some(0),
             state: GpuState::Ready,
         }]
+    }
+
+    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        match index {
+            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
+            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
+            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
+        }
+    }
+
+    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        match index {
+            0 => Ok(self.gpus().remove(0)),
+            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
+        }
     }
 
     fn slices(&self) -> Vec<Slice> {
@@ -110,9 +125,36 @@ impl Fixture {
 
     /// The JSON body of an answer to a GET, whatever its status.
     fn get(&self, path: &str) -> Value {
-        let answer =
-            self.exchange(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes());
+        self.ask("GET", path)
+    }
+
+    fn ask(&self, method: &str, path: &str) -> Value {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let answer = self.exchange(request.as_bytes());
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+}
+
+#[test]
+fn server_drains_gpus_by_post_alone() {
+    let fixture = serve(Limits::default());
+
+    assert_eq!(fixture.client.drain_gpu(0).unwrap().state, GpuState::Draining);
+    assert_eq!(fixture.client.undrain_gpu(0).unwrap().state, GpuState::Ready);
+    let refused = |error: ClientError| match error {
+        ClientError::Refused { status, body } => (status, body.code, body.message),
+        other => panic!("{other:?}"),
+    };
+    let lost = refused(fixture.client.drain_gpu(1).unwrap_err());
+    assert_eq!(lost, (409, ErrorCode::Conflict, "gpu1 is lost".into()));
+    let missing = refused(fixture.client.undrain_gpu(7).unwrap_err());
+    assert_eq!(missing, (404, ErrorCode::NotFound, "gpu7 is not part of the pool".into()));
+    let get = fixture.get("/v1/gpus/0/drain");
+    assert_eq!((get["code"].as_str(), get["hint"].as_str()), (Some("method_not_allowed"), Some("Use POST")));
+    for index in ["-1", "65536", "x", "%ff", "0x0"] {
+        let request = format!("POST /v1/gpus/{index}/drain HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let answer = fixture.exchange(request.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 404"), "{index}: {answer}");
     }
 }
 
@@ -302,11 +344,12 @@ fn server_answers_what_the_openapi_document_says() {
     let document: Value = serde_json::from_slice(&std::fs::read(document).unwrap()).unwrap();
 
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 4);
+    assert_eq!(paths.len(), 6);
     for (path, operations) in paths {
-        let body = fixture.get(&path.replace("{name}", "a"));
+        let (method, operation) = operations.as_object().unwrap().iter().next().unwrap();
+        let body = fixture.ask(&method.to_uppercase(), &path.replace("{name}", "a").replace("{index}", "0"));
 
-        let schema = &operations["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+        let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
         assert_matches_schema(&document, schema, &body, path);
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Region {
     pub(crate) live_bytes: u32,
     /// Bytes freed and not yet released.
     pub(crate) quarantined_bytes: u32,
+    /// Users who need the bytes to stay where they are.
+    pub(crate) pins: u32,
 }
 
 impl Region {
@@ -55,7 +57,7 @@ pub(crate) struct Band {
 impl Band {
     /// A band of `regions` unbacked regions.
     pub(crate) fn new(start: u64, shard_bytes: u64, regions: u32) -> Self {
-        let empty = Region { state: RegionState::Unbacked, live_bytes: 0, quarantined_bytes: 0 };
+        let empty = Region { state: RegionState::Unbacked, live_bytes: 0, quarantined_bytes: 0, pins: 0 };
         Self {
             span: Span::new(start, u64::from(regions).saturating_mul(shard_bytes)),
             shard_bytes,

@@ -107,6 +107,44 @@ pub enum PoolError {
     },
 }
 
+/// Why a GPU cannot be drained. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DrainError {
+    /// The GPU is not part of the pool.
+    #[error("{gpu} is not part of the pool; choose one that is")]
+    NoSuchGpu {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// It is lost: there is nothing on it that could be saved.
+    #[error("{gpu} is lost; what was on it is gone")]
+    Lost {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// A slice is never to leave it.
+    #[error("Slice {slice} is placed on {gpu} only (placement \"local\"); give it another placement first")]
+    Local {
+        /// Which.
+        gpu: GpuId,
+        /// Name of the slice, the first of several.
+        slice: String,
+    },
+    /// The other GPUs have less than is guaranteed.
+    #[error(
+        "Without {gpu} there are {left_bytes} bytes, and {guaranteed_bytes} bytes are guaranteed to slices; \
+         lower guarantees first"
+    )]
+    GuaranteesDoNotFit {
+        /// Which.
+        gpu: GpuId,
+        /// Sum of guarantees.
+        guaranteed_bytes: u64,
+        /// What the other GPUs have.
+        left_bytes: u64,
+    },
+}
+
 /// A refusal of one allocation. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocError {

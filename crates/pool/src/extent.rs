@@ -24,12 +24,10 @@ impl Pool {
         self.slices.get(&slice).into_iter().flat_map(move |slice| {
             let inside = Self::clipped(slice, range);
             slice.band.touched(inside).filter_map(move |region| {
-                let (gpu, lost) = match slice.band.region(region)?.state {
-                    RegionState::Unbacked => return None,
-                    RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) => {
-                        (gpu, false)
-                    }
+                let state = slice.band.region(region)?.state;
+                let (gpu, lost) = match state {
                     RegionState::Lost(gpu) => (gpu, true),
+                    _ => (state.holder()?, false),
                 };
                 let part = inside.intersection(slice.band.region_span(region));
                 Some(Extent { range: part.range(), gpu, region, lost })

@@ -89,6 +89,7 @@ impl Gpus {
                 capacity_shards: gpu.shards,
                 used_shards: 0,
                 promised_shards: 0,
+                draining: false,
                 lost: false,
             });
         }
@@ -114,9 +115,15 @@ impl Gpus {
         self.configured.total()
     }
 
-    /// Shards of all GPUs as far as they are there.
-    pub(crate) fn capacity_total(&self) -> u32 {
+    /// Shards of all GPUs as far as they are there, those that are drained too.
+    pub(crate) fn present_total(&self) -> u32 {
         self.usages.iter().fold(0, |total, usage| total.saturating_add(usage.capacity_shards))
+    }
+
+    /// Shards of all GPUs as far as they are there and not drained.
+    pub(crate) fn capacity_total(&self) -> u32 {
+        let usable = self.usages.iter().filter(|usage| !usage.draining);
+        usable.fold(0, |total, usage| total.saturating_add(usage.capacity_shards))
     }
 
     pub(crate) fn take_shard(&mut self, gpu: GpuId) {
@@ -150,7 +157,14 @@ impl Gpus {
         if let Some(usage) = self.get_mut(gpu) {
             usage.capacity_shards = 0;
             usage.used_shards = 0;
+            usage.draining = false;
             usage.lost = true;
+        }
+    }
+
+    pub(crate) fn set_draining(&mut self, gpu: GpuId, draining: bool) {
+        if let Some(usage) = self.get_mut(gpu).filter(|usage| !usage.lost) {
+            usage.draining = draining;
         }
     }
 
@@ -211,5 +225,5 @@ impl Gpus {
 
 /// Shards of a GPU that are promised to nobody.
 pub(crate) fn unpromised_shards(usage: &GpuUsage) -> u32 {
-    usage.capacity_shards.saturating_sub(usage.promised_shards)
+    if usage.draining { 0 } else { usage.capacity_shards.saturating_sub(usage.promised_shards) }
 }

@@ -178,7 +178,8 @@ impl Pool {
         if !any_lost && wanted.reserved_bytes > limit_bytes.saturating_sub(slice.live_bytes) {
             return over_limit;
         }
-        if wanted.reserved_bytes > self.in_bytes(self.gpus.capacity_total()) {
+        // On a GPU that is drained it may still go where memory is already.
+        if wanted.reserved_bytes > self.in_bytes(self.gpus.present_total()) {
             return out_of_memory;
         }
         if slice.is_releasing() {

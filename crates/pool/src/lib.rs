@@ -9,6 +9,9 @@
 //!   [`Pool::plan_release`] says what to scrub and which shards to take away ([`ReleasePlan`]);
 //!   [`Pool::finish_release`] makes the bytes allocatable again, once that is done.
 //!
+//! - [`Pool::next_relocation`] names a region that is to leave a GPU ([`Relocation`]); the caller moves its bytes and
+//!   calls [`Pool::finish_relocation`], or [`Pool::abort_relocation`].
+//!
 //! Each of these values is consumed by the next step and cannot be copied. Dropping one leaves its bytes reserved for
 //! the life of the slice; nothing else breaks.
 //!
@@ -44,6 +47,7 @@ mod heat;
 mod pool;
 mod region;
 mod release;
+mod relocation;
 mod room;
 mod slice;
 mod span;
@@ -51,12 +55,13 @@ mod usage;
 mod verify;
 
 pub use config::{GpuCapacity, Placement, PoolConfig, SliceConfig, SliceId};
-pub use error::{AllocError, PoolError};
+pub use error::{AllocError, DrainError, PoolError};
 pub use extent::Extent;
 pub use grant::{AllocRequest, Allocation, Grant};
 pub use heat::{AccessKind, Advice, Demand, Heat, HeatConfig, PoolTime, Residence, TierCopy, Victim};
 pub use pool::Pool;
 pub use region::{Backing, LostRegions, RegionIndex, RegionState};
 pub use release::{Freeing, ReleasePlan};
+pub use relocation::{PinError, Relocation};
 pub use usage::{GpuBytes, GpuUsage, SliceUsage};
 pub use verify::Violation;

@@ -91,6 +91,7 @@ impl Pool {
             live_bytes: 0,
             quarantined_bytes: 0,
             held: ShardCounts::default(),
+            incoming: ShardCounts::default(),
             returning: ShardCounts::default(),
         };
         self.slices.insert(id, slice);
@@ -104,7 +105,10 @@ impl Pool {
         let found = self.slices.get(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
         let grants = u32::from(found.pending.is_some());
         let draining_regions = found.returning.total();
-        let regions_in_use = found.live_bytes > 0 || found.is_releasing() || found.held.total() > 0;
+        let regions_in_use = found.live_bytes > 0
+            || found.is_releasing()
+            || found.held.total() > 0
+            || found.incoming.total() > 0;
         if regions_in_use || grants > 0 {
             return Err(PoolError::SliceInUse {
                 slice,
@@ -238,7 +242,8 @@ impl Pool {
         let room = self.gpus.capacity_total().saturating_sub(guaranteed);
         let room_at = |gpu: &GpuUsage| {
             if placement.stays_home() {
-                room.min(gpu.capacity_shards.saturating_sub(local.of(gpu.id)))
+                let there = if gpu.draining { 0 } else { gpu.capacity_shards };
+                room.min(there.saturating_sub(local.of(gpu.id)))
             } else {
                 room
             }
@@ -250,8 +255,9 @@ impl Pool {
             Placement::Pack => [u32::from(free(gpu) > 0), u32::MAX.saturating_sub(free(gpu)), 0],
             _ => [unpromised_shards(gpu), u32::MAX.saturating_sub(homes.of(gpu.id)), free(gpu)],
         };
-        let rank =
-            |gpu: &&GpuUsage| (!gpu.lost, room_at(gpu) >= guarantee_shards, preference(gpu), Reverse(gpu.id));
+        let rank = |gpu: &&GpuUsage| {
+            (!gpu.lost && !gpu.draining, room_at(gpu) >= guarantee_shards, preference(gpu), Reverse(gpu.id))
+        };
         let candidates = self.gpus.iter().filter(|gpu| home.is_none_or(|home| home == gpu.id));
         let chosen = candidates.max_by_key(rank).ok_or(PoolError::NoGpus)?;
         if room_at(chosen) < guarantee_shards {
@@ -263,7 +269,7 @@ impl Pool {
         Ok(chosen.id)
     }
 
-    fn settle_promises(&mut self) {
+    pub(crate) fn settle_promises(&mut self) {
         let promise = |slice: &Slice| Promise {
             home: slice.home,
             shards: slice.guarantee_shards,

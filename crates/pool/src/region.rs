@@ -25,10 +25,29 @@ pub enum RegionState {
     Backing(GpuId),
     /// A shard of this GPU.
     Backed(GpuId),
+    /// A shard of one GPU, whose bytes are being moved to another.
+    Moving {
+        /// Where the bytes are.
+        from: GpuId,
+        /// Where they are to be.
+        to: GpuId,
+    },
     /// Nothing is in it any more; its shard is being taken away.
     Draining(GpuId),
     /// The GPU is lost, and with it the bytes.
     Lost(GpuId),
+}
+
+impl RegionState {
+    /// The GPU whose shard is behind the region, or is to be; none if it is lost.
+    pub fn holder(self) -> Option<GpuId> {
+        match self {
+            Self::Backing(gpu) | Self::Backed(gpu) | Self::Moving { from: gpu, .. } | Self::Draining(gpu) => {
+                Some(gpu)
+            }
+            Self::Unbacked | Self::Lost(_) => None,
+        }
+    }
 }
 
 /// A region and the GPU whose shard is behind it, or is to be.

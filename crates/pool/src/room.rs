@@ -52,15 +52,18 @@ impl Room {
                 continue;
             }
             if other.config.placement.stays_home() {
-                missing_local.add(other.home, other.missing_shards(when));
+                missing_local.add(other.home, other.missing_shards(gpus, when));
             } else {
-                missing = missing.saturating_add(other.missing_shards(when));
+                missing = missing.saturating_add(other.missing_shards(gpus, when));
             }
         }
         let mut room = Self { free: ShardCounts::default(), total: 0, taken: ShardCounts::default() };
         let mut free_total = 0u32;
         let mut takeable = 0u32;
         for gpu in gpus.iter() {
+            if gpu.draining {
+                continue;
+            }
             let free = free_shards(gpu).saturating_add(returning.of(gpu.id));
             let kept = missing_local.of(gpu.id).min(free);
             missing = missing.saturating_add(kept);
@@ -70,7 +73,7 @@ impl Room {
                 takeable = takeable.saturating_add(free.saturating_sub(kept));
             }
         }
-        let own = slice.missing_shards(when);
+        let own = slice.missing_shards(gpus, when);
         let borrowable = free_total.saturating_sub(missing).saturating_sub(own);
         room.total = takeable.min(own.saturating_add(borrowable));
         room

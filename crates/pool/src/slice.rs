@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use vram_gpu::{DeviceRange, GpuId};
 
-use crate::band::Band;
+use crate::band::{Band, Region};
 use crate::free_map::FreeMap;
 use crate::gpu::{Gpus, ShardCounts};
 use crate::room::When;
 use crate::span::Span;
-use crate::{Backing, RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId};
+use crate::{Backing, GpuUsage, RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId};
 
 /// One slice. Its methods keep the counts of regions, slice and GPUs in step.
 #[derive(Debug)]
@@ -32,7 +32,9 @@ pub(crate) struct Slice {
     pub(crate) quarantined_bytes: u64,
     /// Shards held: backing, backed or draining.
     pub(crate) held: ShardCounts,
-    /// Shards of these that go back unless something new is put in: draining, or backed and nothing live in them.
+    /// Shards that regions on other GPUs are moving to; not held yet.
+    pub(crate) incoming: ShardCounts,
+    /// Shards of the held that go back unless something new is put in: draining, or backed and nothing live in them.
     pub(crate) returning: ShardCounts,
 }
 
@@ -44,13 +46,20 @@ pub(crate) enum Vacated {
 }
 
 impl Slice {
-    /// Shards missing to the guarantee.
-    pub(crate) fn missing_shards(&self, when: When) -> u32 {
-        let held = match when {
-            When::Now => self.held.total(),
-            When::AfterReturns => self.held.total().saturating_sub(self.returning.total()),
+    /// Shards missing to the guarantee, on the GPUs that are not drained.
+    pub(crate) fn missing_shards(&self, gpus: &Gpus, when: When) -> u32 {
+        let held = |gpu: &GpuUsage| match when {
+            When::Now => self.held.of(gpu.id),
+            When::AfterReturns => self.held.of(gpu.id).saturating_sub(self.returning.of(gpu.id)),
         };
-        self.guarantee_shards.saturating_sub(held)
+        let (mut staying, mut leaving) = (0u32, 0u32);
+        for gpu in gpus.iter() {
+            let sum = if gpu.draining { &mut leaving } else { &mut staying };
+            *sum = sum.saturating_add(held(gpu));
+        }
+        // What is on its way has its shard on another GPU already.
+        let arriving = self.incoming.total().min(leaving);
+        self.guarantee_shards.saturating_sub(staying.saturating_add(arriving))
     }
 
     /// Whether bytes or shards of this slice are on their way back.
@@ -133,7 +142,7 @@ impl Slice {
     /// The region has no shard any more, or will not get one.
     pub(crate) fn unback(&mut self, gpus: &mut Gpus, region: RegionIndex) {
         let Some(state) = self.band.region(region).map(|region| region.state) else { return };
-        if let RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) = state {
+        if let Some(gpu) = state.holder() {
             self.held.subtract(gpu, 1);
             gpus.give_back_shard(gpu);
         }
@@ -160,16 +169,73 @@ impl Slice {
         }
     }
 
+    /// Begins to take away a region if nothing is left in it, and notes that in the plan. Returns whether it could.
+    pub(crate) fn release_if_empty(&mut self, region: RegionIndex, plan: &mut ReleasePlan) -> bool {
+        self.band.region(region).is_some_and(Region::is_empty) && self.drain(region, plan)
+    }
+
+    /// The first region that is to leave its GPU and can: nothing of it is on its way to be free.
+    pub(crate) fn first_to_leave(&self, gpus: &Gpus) -> Option<(RegionIndex, GpuId)> {
+        let drained = |gpu: GpuId| gpus.get(gpu).is_some_and(|usage| usage.draining);
+        if !gpus.iter().any(|gpu| gpu.draining && self.held.of(gpu.id) > 0) {
+            return None;
+        }
+        self.band.regions().find_map(|(index, region)| match region.state {
+            RegionState::Backed(gpu) if drained(gpu) && region.quarantined_bytes == 0 => Some((index, gpu)),
+            _ => None,
+        })
+    }
+
+    /// A backed region is to move.
+    pub(crate) fn begin_moving(&mut self, gpus: &mut Gpus, region: RegionIndex, from: GpuId, to: GpuId) {
+        self.band.set_state(region, RegionState::Moving { from, to });
+        self.incoming.add(to, 1);
+        gpus.take_shard(to);
+    }
+
+    /// Whether a region is on its way between two GPUs.
+    pub(crate) fn is_moving(&self, from: Backing, to: GpuId) -> bool {
+        let moving = RegionState::Moving { from: from.gpu, to };
+        self.band.region(from.region).is_some_and(|region| region.state == moving)
+    }
+
+    /// A region has moved, or stays: one of the two shards is given back. A region that was lost meanwhile has only the
+    /// new one to give. Returns whether the region is backed again.
+    pub(crate) fn end_moving(&mut self, gpus: &mut Gpus, from: Backing, to: GpuId, has_moved: bool) -> bool {
+        // None if the GPU it was to move to was lost.
+        let arriving = self.incoming.of(to) > 0;
+        let moving = self.is_moving(from, to);
+        let has_moved = has_moved && arriving && moving;
+        if arriving {
+            self.incoming.subtract(to, 1);
+        }
+        if has_moved {
+            self.held.subtract(from.gpu, 1);
+            gpus.give_back_shard(from.gpu);
+            self.held.add(to, 1);
+        } else if arriving {
+            gpus.give_back_shard(to);
+        }
+        if moving {
+            let gpu = if has_moved { to } else { from.gpu };
+            self.band.set_state(from.region, RegionState::Backed(gpu));
+            if self.band.region(from.region).is_some_and(|region| region.live_bytes == 0) {
+                self.returning.add(gpu, 1);
+            }
+        }
+        moving
+    }
+
     /// Makes a span free that is neither live nor quarantined any more, as far as memory is behind it. Regions left
     /// without a byte are drained instead; the plan for them is returned.
     pub(crate) fn settle(&mut self, span: Span) -> Option<ReleasePlan> {
         let mut plan = ReleasePlan::empty(self.id);
         for index in self.band.touched(span) {
             let Some(region) = self.band.region(index).copied() else { continue };
-            if region.is_empty() && self.drain(index, &mut plan) {
+            if self.release_if_empty(index, &mut plan) {
                 continue;
             }
-            if let RegionState::Backed(_) = region.state {
+            if let RegionState::Backed(_) | RegionState::Moving { .. } = region.state {
                 self.free.insert(span.intersection(self.band.region_span(index)));
             }
         }
@@ -178,13 +244,11 @@ impl Slice {
 
     /// Gives up all regions of a GPU, and returns them.
     pub(crate) fn lose(&mut self, lost: GpuId) -> Vec<Backing> {
-        let of_lost = |state| match state {
-            RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) => gpu == lost,
-            RegionState::Unbacked | RegionState::Lost(_) => false,
-        };
+        let of_lost = |region: &Region| region.state.holder() == Some(lost);
         let regions: Vec<_> =
-            self.band.regions().filter(|(_, region)| of_lost(region.state)).map(|(index, _)| index).collect();
+            self.band.regions().filter(|(_, region)| of_lost(region)).map(|(index, _)| index).collect();
         self.held.set(lost, 0);
+        self.incoming.set(lost, 0);
         self.returning.set(lost, 0);
         regions
             .into_iter()

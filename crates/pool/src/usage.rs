@@ -47,6 +47,8 @@ pub struct GpuUsage {
     pub used_shards: u32,
     /// Shards promised to slices as part of their guarantee.
     pub promised_shards: u32,
+    /// Whether what is on it is to leave, and nothing new may come.
+    pub draining: bool,
     /// Whether the GPU is lost.
     pub lost: bool,
 }

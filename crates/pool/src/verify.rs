@@ -91,7 +91,7 @@ impl Pool {
             verify_slice(slice)?;
             guaranteed_shards = guaranteed_shards.saturating_add(u64::from(slice.guarantee_shards));
             for gpu in self.gpus.iter() {
-                held.add(gpu.id, slice.held.of(gpu.id));
+                held.add(gpu.id, slice.held.of(gpu.id).saturating_add(slice.incoming.of(gpu.id)));
             }
         }
         for gpu in self.gpus.iter() {
@@ -194,6 +194,7 @@ fn verify_regions(
             RegionState::Unbacked => free == 0 && busy == 0,
             RegionState::Backing(_) => free == 0 && live > 0 && quarantined == 0 && slice.pending.is_some(),
             RegionState::Backed(_) => busy > 0 && busy.saturating_add(free) == window.len_bytes(),
+            RegionState::Moving { .. } => busy.saturating_add(free) == window.len_bytes(),
             RegionState::Draining(_) => free == 0 && live == 0,
             RegionState::Lost(_) => free == 0,
         };
@@ -203,9 +204,7 @@ fn verify_regions(
         {
             return Err(Violation::Region { slice: slice.id, region: index });
         }
-        if let RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) =
-            region.state
-        {
+        if let Some(gpu) = region.state.holder() {
             held.add(gpu, 1);
         }
         if let Some(gpu) = region.returning_to() {

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Backing, Freeing, GpuCapacity, Grant, Placement, Pool, PoolConfig, RegionIndex,
-    RegionState, ReleasePlan, SliceConfig, SliceId,
+    AllocError, AllocRequest, Backing, DrainError, Freeing, GpuCapacity, Grant, PinError, Placement, Pool,
+    PoolConfig, RegionIndex, RegionState, ReleasePlan, Relocation, SliceConfig, SliceId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +26,20 @@ enum Step {
     PlanRelease { nth: usize },
     FinishRelease { nth: usize },
     Lose { gpu: u16 },
+    Drain { gpu: u16 },
+    EndDrain { gpu: u16 },
+    Relocate,
+    EndRelocation { nth: usize, end: RelocationEnd },
+    Pin { slice: usize, nth: usize },
+    Unpin { nth: usize },
     Restore { gpu: u16 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RelocationEnd {
+    Finish,
+    Abort,
+    Refuse,
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +69,8 @@ struct ModelSlice {
     regions: Vec<RegionState>,
     live: BTreeMap<u64, u64>,
     grant: Option<Grant>,
+    /// Users of each region.
+    pins: Vec<u32>,
 }
 
 struct Model {
@@ -67,13 +82,24 @@ struct Model {
     slices: Vec<ModelSlice>,
     freeings: Vec<Freeing>,
     plans: Vec<ReleasePlan>,
+    draining: [bool; 3],
+    /// With whether the shard the bytes are to go to is still counted.
+    relocations: Vec<(Relocation, bool)>,
+    pinned: Vec<(usize, DeviceRange)>,
 }
 
 fn holder(state: RegionState) -> Option<GpuId> {
     match state {
-        RegionState::Backing(gpu) | RegionState::Backed(gpu) | RegionState::Draining(gpu) => Some(gpu),
+        RegionState::Backing(gpu)
+        | RegionState::Backed(gpu)
+        | RegionState::Moving { from: gpu, .. }
+        | RegionState::Draining(gpu) => Some(gpu),
         RegionState::Unbacked | RegionState::Lost(_) => None,
     }
+}
+
+fn range_of(start: u64, len_bytes: u64) -> DeviceRange {
+    DeviceRange { start: DeviceAddress(start), len_bytes }
 }
 
 fn rounded(len_bytes: u64) -> u64 {
@@ -85,8 +111,11 @@ impl ModelSlice {
         self.regions.iter().filter(|state| holder(**state).is_some()).count() as u32
     }
 
-    fn missing(&self) -> u32 {
-        self.guarantee.saturating_sub(self.held())
+    /// What is missing to the guarantee on GPUs that are not drained; what is moving there counts.
+    fn missing(&self, draining: &[bool; 3], incoming: u32) -> u32 {
+        let leaves = |state: &&RegionState| holder(**state).is_some_and(|gpu| draining[gpu.index()]);
+        let leaving = self.regions.iter().filter(leaves).count() as u32;
+        self.guarantee.saturating_sub(self.held() - leaving + incoming.min(leaving))
     }
 
     fn cells_of(&self, range: DeviceRange) -> std::ops::Range<usize> {
@@ -143,6 +172,7 @@ impl Model {
                 regions: vec![RegionState::Unbacked; regions as usize],
                 live: BTreeMap::new(),
                 grant: None,
+                pins: vec![0; regions as usize],
             });
             start += (range.len_bytes).next_multiple_of(2 * MIB) + 2 * MIB;
         }
@@ -156,6 +186,9 @@ impl Model {
             slices,
             freeings: Vec::new(),
             plans: Vec::new(),
+            draining: [false; 3],
+            relocations: Vec::new(),
+            pinned: Vec::new(),
         }
     }
 
@@ -163,21 +196,31 @@ impl Model {
         let of_slice = |slice: &ModelSlice| {
             slice.regions.iter().filter(|state| holder(**state) == Some(gpu)).count() as u32
         };
-        self.slices.iter().map(of_slice).sum()
+        let arriving = |(relocation, counted): &&(Relocation, bool)| *counted && relocation.to() == gpu;
+        self.slices.iter().map(of_slice).sum::<u32>()
+            + self.relocations.iter().filter(arriving).count() as u32
+    }
+
+    fn missing(&self, slice: &ModelSlice) -> u32 {
+        let own = |(relocation, counted): &&(Relocation, bool)| *counted && relocation.slice() == slice.id;
+        slice.missing(&self.draining, self.relocations.iter().filter(own).count() as u32)
     }
 
     /// The GPUs the next `wanted` shards of a slice come from; fewer if there are not so many.
     fn place(&self, index: usize, wanted: u32) -> Vec<GpuId> {
         let slice = &self.slices[index];
-        let mut free: Vec<u32> =
-            (0..3).map(|gpu| self.capacity[gpu as usize] - self.used(GpuId(gpu))).collect();
-        let mut own_missing = slice.missing();
+        let free_on = |gpu: u16| match self.draining[usize::from(gpu)] {
+            true => 0,
+            false => self.capacity[usize::from(gpu)] - self.used(GpuId(gpu)),
+        };
+        let mut free: Vec<u32> = (0..3).map(free_on).collect();
+        let mut own_missing = self.missing(slice);
         let others =
             || self.slices.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, slice)| slice);
         let kept_local = |gpu: u16| -> u32 {
-            others().filter(|other| other.local && other.home.0 == gpu).map(ModelSlice::missing).sum()
+            others().filter(|other| other.local && other.home.0 == gpu).map(|slice| self.missing(slice)).sum()
         };
-        let kept_anywhere: u32 = others().filter(|other| !other.local).map(ModelSlice::missing).sum();
+        let kept_anywhere: u32 = others().filter(|other| !other.local).map(|slice| self.missing(slice)).sum();
         let mut chosen = Vec::new();
         while (chosen.len() as u32) < wanted {
             let candidates = (0u16..3).filter(|gpu| {
@@ -227,7 +270,10 @@ impl Model {
             let offset = first as u64 * GRANULE;
             let regions = (offset / self.shard_bytes)..=((offset + len_bytes - 1) / self.shard_bytes);
             let usable = regions.clone().all(|region| {
-                matches!(slice.regions[region as usize], RegionState::Unbacked | RegionState::Backed(_))
+                matches!(
+                    slice.regions[region as usize],
+                    RegionState::Unbacked | RegionState::Backed(_) | RegionState::Moving { .. }
+                )
             });
             let aligned = (slice.start + offset).is_multiple_of(alignment);
             (aligned && usable && cells.iter().all(|cell| *cell == Cell::Free))
@@ -241,7 +287,10 @@ impl Model {
         let usable = |index: &usize| {
             let region = *index as u64 * GRANULE / self.shard_bytes;
             slice.cells[*index] == Cell::Free
-                && matches!(slice.regions[region as usize], RegionState::Backed(_))
+                && matches!(
+                    slice.regions[region as usize],
+                    RegionState::Backed(_) | RegionState::Moving { .. }
+                )
         };
         (0..at).rev().take_while(usable).count() + (at..slice.cells.len()).take_while(usable).count()
     }
@@ -386,6 +435,10 @@ impl Model {
             return;
         }
         let (&base, &len_bytes) = slice.live.iter().nth(nth % slice.live.len()).unwrap();
+        // Whoever uses an allocation keeps it from being freed.
+        if self.pinned.iter().any(|pinned| *pinned == (index, range_of(base, len_bytes))) {
+            return;
+        }
         slice.live.remove(&base);
         let freeing = self.pool.begin_free(slice.id, DeviceAddress(base)).unwrap();
         assert_eq!(freeing.range(), DeviceRange { start: DeviceAddress(base), len_bytes });
@@ -399,7 +452,11 @@ impl Model {
         if self.freeings.is_empty() {
             return;
         }
-        let freeing = self.freeings.swap_remove(nth % self.freeings.len());
+        let nth = nth % self.freeings.len();
+        if self.pool.is_moving(self.freeings[nth].slice(), self.freeings[nth].range()) {
+            return;
+        }
+        let freeing = self.freeings.swap_remove(nth);
         let (id, range) = (freeing.slice(), freeing.range());
         let plan = self.pool.plan_release(freeing);
         let slice = self.slices.iter().find(|slice| slice.id == id).unwrap();
@@ -448,6 +505,10 @@ impl Model {
     fn lose(&mut self, gpu: GpuId) {
         self.capacity[gpu.index()] = 0;
         self.configured[gpu.index()] = 0;
+        self.draining[gpu.index()] = false;
+        for (relocation, counted) in &mut self.relocations {
+            *counted &= relocation.to() != gpu;
+        }
         let mut expected = Vec::new();
         for slice in &mut self.slices {
             for (index, state) in slice.regions.iter_mut().enumerate() {
@@ -463,6 +524,133 @@ impl Model {
         assert_eq!(lost.collect::<Vec<_>>(), expected);
     }
 
+    fn drain(&mut self, gpu: GpuId) {
+        let lost = self.pool.gpus()[gpu.index()].lost;
+        let left: u32 = (0..3)
+            .filter(|other| *other != gpu.index() && !self.draining[*other])
+            .map(|other| self.capacity[other])
+            .sum();
+        let guaranteed: u32 = self.slices.iter().map(|slice| slice.guarantee).sum();
+        let local = self.slices.iter().any(|slice| slice.local && slice.home == gpu);
+        match self.pool.begin_drain(gpu) {
+            Ok(()) => {
+                assert!(!lost && (self.draining[gpu.index()] || (left > 0 && guaranteed <= left && !local)));
+                self.draining[gpu.index()] = true;
+            }
+            Err(DrainError::Lost { .. }) => assert!(lost),
+            Err(DrainError::Local { .. }) => assert!(local),
+            Err(DrainError::GuaranteesDoNotFit { .. }) => assert!(guaranteed > left || left == 0),
+            Err(other) => panic!("unexpected {other}"),
+        }
+    }
+
+    fn relocate(&mut self) {
+        let can_leave = |slice: &ModelSlice, region: usize| {
+            let start = slice.start + region as u64 * self.shard_bytes;
+            let cells = slice.cells_of(range_of(start, self.shard_bytes));
+            matches!(slice.regions[region], RegionState::Backed(gpu) if self.draining[gpu.index()])
+                && slice.cells[cells].iter().all(|cell| *cell != Cell::Quarantined)
+        };
+        let waiting: Vec<usize> = (0..self.slices.len())
+            .filter(|index| {
+                let slice = &self.slices[*index];
+                (0..slice.regions.len()).any(|region| can_leave(slice, region))
+                    && !self.place(*index, 1).is_empty()
+            })
+            .collect();
+        let Some(relocation) = self.pool.next_relocation() else {
+            assert!(waiting.is_empty(), "something could move");
+            return;
+        };
+        let index = self.slices.iter().position(|slice| slice.id == relocation.slice()).unwrap();
+        assert!(waiting.contains(&index));
+        let short = |index: &usize| self.missing(&self.slices[*index]) > 0;
+        assert!(short(&index) || !waiting.iter().any(short), "a borrower went first");
+        let region = relocation.from().region.0 as usize;
+        assert!(can_leave(&self.slices[index], region));
+        assert_eq!(self.place(index, 1), [relocation.to()]);
+        let slice = &mut self.slices[index];
+        assert_eq!(slice.regions[region], RegionState::Backed(relocation.from().gpu));
+        slice.regions[region] = RegionState::Moving { from: relocation.from().gpu, to: relocation.to() };
+        self.relocations.push((relocation, true));
+    }
+
+    fn end_relocation(&mut self, nth: usize, end: RelocationEnd) {
+        if self.relocations.is_empty() {
+            return;
+        }
+        let nth = nth % self.relocations.len();
+        let (relocation, _) = &self.relocations[nth];
+        let index = self.slices.iter().position(|slice| slice.id == relocation.slice()).unwrap();
+        let region = relocation.from().region.0 as usize;
+        let (from, to) = (relocation.from().gpu, relocation.to());
+        let moving = self.slices[index].regions[region] == RegionState::Moving { from, to };
+        let possible = moving && !self.pool.gpus()[to.index()].lost;
+        assert_eq!(self.pool.is_possible(relocation), possible);
+        assert_eq!(self.pool.is_quiet(relocation), self.slices[index].pins[region] == 0);
+        if end == RelocationEnd::Finish && !self.pool.is_quiet(relocation) {
+            return;
+        }
+        let (relocation, _) = self.relocations.swap_remove(nth);
+        if moving {
+            let stays_on = if possible && end == RelocationEnd::Finish { to } else { from };
+            self.slices[index].regions[region] = RegionState::Backed(stays_on);
+        }
+        if end == RelocationEnd::Refuse {
+            self.capacity[to.index()] = self.used(to);
+        }
+        let plan = match end {
+            RelocationEnd::Finish => self.pool.finish_relocation(relocation),
+            RelocationEnd::Abort => self.pool.abort_relocation(relocation, false),
+            RelocationEnd::Refuse => self.pool.abort_relocation(relocation, true),
+        };
+        self.adopt(plan);
+    }
+
+    fn pin(&mut self, index: usize, nth: usize) {
+        let slice = &mut self.slices[index];
+        if slice.live.is_empty() {
+            return;
+        }
+        let (&base, &len_bytes) = slice.live.iter().nth(nth % slice.live.len()).unwrap();
+        let range = range_of(base, len_bytes);
+        let first = (base - slice.start) / self.shard_bytes;
+        let last = (base + len_bytes - 1 - slice.start) / self.shard_bytes;
+        let regions = first as usize..=last as usize;
+        let states = &slice.regions[regions.clone()];
+        let lost = states.iter().any(|state| matches!(state, RegionState::Lost(_)));
+        let moving = states.iter().any(|state| matches!(state, RegionState::Moving { .. }));
+        match self.pool.pin(slice.id, range) {
+            Ok(extents) => {
+                assert!(!lost && !moving);
+                assert_eq!(extents.iter().map(|extent| extent.range.len_bytes).sum::<u64>(), len_bytes);
+                for region in regions {
+                    slice.pins[region] += 1;
+                }
+                self.pinned.push((index, range));
+            }
+            Err(PinError::Lost(_)) => assert!(lost),
+            Err(PinError::Moving) => assert!(moving && !lost),
+            Err(other) => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn unpin(&mut self, nth: usize) {
+        if self.pinned.is_empty() {
+            return;
+        }
+        let (index, range) = self.pinned.swap_remove(nth % self.pinned.len());
+        let slice = &mut self.slices[index];
+        let first = (range.start.0 - slice.start) / self.shard_bytes;
+        let last = (range.start.0 + range.len_bytes - 1 - slice.start) / self.shard_bytes;
+        let mut awaited = false;
+        for region in first as usize..=last as usize {
+            slice.pins[region] -= 1;
+            awaited |= slice.pins[region] == 0 && matches!(slice.regions[region], RegionState::Moving { .. });
+        }
+        assert_eq!(self.pool.unpin(slice.id, range), awaited);
+    }
+
     fn step(&mut self, step: &Step) {
         let slices = self.slices.len();
         match *step {
@@ -475,6 +663,15 @@ impl Model {
             Step::PlanRelease { nth } => self.plan_release(nth),
             Step::FinishRelease { nth } => self.finish_release(nth),
             Step::Lose { gpu } => self.lose(GpuId(gpu)),
+            Step::Drain { gpu } => self.drain(GpuId(gpu)),
+            Step::EndDrain { gpu } => {
+                self.draining[usize::from(gpu)] = false;
+                self.pool.end_drain(GpuId(gpu)).unwrap();
+            }
+            Step::Relocate => self.relocate(),
+            Step::EndRelocation { nth, end } => self.end_relocation(nth, end),
+            Step::Pin { slice, nth } if slices > 0 => self.pin(slice % slices, nth),
+            Step::Unpin { nth } => self.unpin(nth),
             Step::Restore { gpu } => {
                 self.capacity[usize::from(gpu)] = self.configured[usize::from(gpu)];
                 self.pool.restore_capacity(GpuId(gpu));
@@ -489,6 +686,7 @@ impl Model {
         self.pool.verify().unwrap();
         for gpu in self.pool.gpus() {
             assert_eq!(gpu.used_shards, self.used(gpu.id));
+            assert_eq!(gpu.draining, self.draining[gpu.id.index()]);
             assert_eq!(gpu.capacity_shards, self.capacity[gpu.id.index()]);
         }
         for slice in &self.slices {
@@ -509,6 +707,13 @@ impl Model {
 
     /// Frees everything: everything is back.
     fn wind_down(mut self) {
+        while !self.pinned.is_empty() {
+            self.unpin(0);
+        }
+        assert!(self.slices.iter().all(|slice| slice.pins.iter().all(|pins| *pins == 0)));
+        while !self.relocations.is_empty() {
+            self.end_relocation(0, RelocationEnd::Abort);
+        }
         for index in 0..self.slices.len() {
             self.abort(index, false);
             while !self.slices[index].live.is_empty() {
@@ -542,6 +747,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let alloc = (slice.clone(), granules, 0..256u64, alignment).prop_map(
         |(slice, granules, trim, alignment_bytes)| Step::Alloc { slice, granules, trim, alignment_bytes },
     );
+    let ends = prop_oneof![
+        3 => Just(RelocationEnd::Finish),
+        1 => Just(RelocationEnd::Abort),
+        1 => Just(RelocationEnd::Refuse),
+    ];
+    let pinner = slice.clone();
     let step = prop_oneof![
         12 => alloc,
         11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
@@ -550,6 +761,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => any::<usize>().prop_map(|nth| Step::PlanRelease { nth }),
         6 => any::<usize>().prop_map(|nth| Step::FinishRelease { nth }),
         1 => (0..3u16).prop_map(|gpu| Step::Restore { gpu }),
+        1 => (0..3u16).prop_map(|gpu| Step::Drain { gpu }),
+        1 => (0..3u16).prop_map(|gpu| Step::EndDrain { gpu }),
+        4 => Just(Step::Relocate),
+        3 => (any::<usize>(), ends).prop_map(|(nth, end)| Step::EndRelocation { nth, end }),
+        2 => (pinner, any::<usize>()).prop_map(|(slice, nth)| Step::Pin { slice, nth }),
+        2 => any::<usize>().prop_map(|nth| Step::Unpin { nth }),
     ];
     let loss = (0..3u16).prop_map(|gpu| Step::Lose { gpu });
     prop::collection::vec(prop_oneof![150 => step, 1 => loss], 1..150)

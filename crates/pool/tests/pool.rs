@@ -2,8 +2,8 @@
 
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Allocation, GpuCapacity, Grant, Placement, Pool, PoolConfig, PoolError,
-    RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId,
+    AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Placement, Pool,
+    PoolConfig, PoolError, RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -573,4 +573,58 @@ fn commit_after_its_gpu_was_lost_makes_a_lost_allocation() {
     pool.verify().unwrap();
     free(&mut pool, slice, allocation);
     assert!(pool.remove_slice(slice).is_ok());
+}
+
+#[test]
+fn drain_refused_for_guarantees_and_slices_that_stay_home() {
+    let mut pool = pool(&[4, 4, 1]);
+    add(&mut pool, config(5, 6));
+    assert_eq!(pool.begin_drain(GpuId(7)), Err(DrainError::NoSuchGpu { gpu: GpuId(7) }));
+    let short =
+        DrainError::GuaranteesDoNotFit { gpu: GpuId(0), guaranteed_bytes: 6 * SHARD, left_bytes: 5 * SHARD };
+    add(&mut pool, local(1, 1, 1));
+    assert_eq!(pool.begin_drain(GpuId(0)), Err(short));
+    let stays = DrainError::Local { gpu: GpuId(1), slice: "tenant".to_owned() };
+    assert_eq!(pool.begin_drain(GpuId(1)), Err(stays));
+    pool.begin_drain(GpuId(2)).unwrap();
+    pool.mark_lost(GpuId(2));
+    assert_eq!(pool.begin_drain(GpuId(2)), Err(DrainError::Lost { gpu: GpuId(2) }));
+    pool.verify().unwrap();
+}
+
+#[test]
+fn drained_gpu_gets_nothing_new_and_is_no_home() {
+    let mut pool = pool(&[4, 4]);
+    let slice = add(&mut pool, config(0, 8));
+    pool.begin_drain(GpuId(0)).unwrap();
+    let grant = pool.plan_alloc(slice, request(2 * SHARD)).unwrap();
+    assert_eq!(gpus_of(&grant), [1, 1]);
+    pool.commit(grant);
+    let nowhere = add(&mut pool, SliceConfig { home: None, ..config(0, 8) });
+    assert_eq!(pool.usage(nowhere).unwrap().home, GpuId(1));
+    let none = pool.plan_alloc(slice, request(3 * SHARD)).unwrap_err();
+    assert!(matches!(none, AllocError::OutOfMemory { free_bytes, .. } if free_bytes == 2 * SHARD), "{none}");
+    pool.end_drain(GpuId(0)).unwrap();
+    assert_eq!(gpus_of(&pool.plan_alloc(slice, request(3 * SHARD)).unwrap()), [0, 0, 0]);
+}
+
+#[test]
+fn relocation_of_a_region_freed_meanwhile_returns_a_plan_for_it() {
+    let mut pool = pool(&[2, 2]);
+    let slice = add(&mut pool, config(0, 4));
+    let grant = pool.plan_alloc(slice, request(SHARD)).unwrap();
+    let allocation = pool.commit(grant);
+    pool.begin_drain(GpuId(0)).unwrap();
+    let relocation = pool.next_relocation().unwrap();
+    assert_eq!(pool.next_relocation(), None);
+    assert_eq!(pool.pin(slice, allocation.range), Err(PinError::Moving));
+    let freeing = pool.begin_free(slice, allocation.range.start).unwrap();
+    assert!(pool.is_moving(slice, allocation.range));
+    assert_eq!(pool.finish_relocation(relocation), None);
+    assert!(!pool.is_moving(slice, allocation.range));
+    let plan = pool.plan_release(freeing);
+    let taken: Vec<_> = plan.unback().iter().map(|backing| backing.gpu).collect();
+    assert_eq!(taken, [GpuId(1)]);
+    assert_eq!(pool.finish_release(plan), None);
+    pool.verify().unwrap();
 }

@@ -16,6 +16,9 @@ pub enum StartError {
     /// The lanes cannot be made.
     #[error("The transfer engine cannot start")]
     Engine(#[from] EngineError),
+    /// The thread that moves memory cannot be started.
+    #[error("The thread that moves memory between GPUs cannot be started")]
+    Thread(#[source] vram_sandbox::SpawnError),
     /// The shard size does not fit the GPUs.
     #[error(
         "A shard of {shard_bytes} bytes is no multiple of the GPUs' granularity, {granularity_bytes} bytes"

@@ -3,11 +3,15 @@
 //! The pool's books change only when a GPU has really done the thing: an allocation is planned, its shards are made
 //! and mapped, then it is committed; a freed range is scrubbed or its shards released, then it is free.
 //!
-//! Two kinds of threads run this code: whoever allocates (a guest's control thread) does the work of its own
-//! allocation itself; freed ranges are handled by a thread of this crate for each slice, so that a free never waits and
-//! no slice waits for what another frees.
+//! What is read or written finds out where it is when its turn comes ([`Residency::access`]), and keeps it there
+//! meanwhile. A region that moves to another GPU waits for that, and then is waited for.
 //!
-//! Locks, in this order, none held across a GPU call: the pool, then the shard table.
+//! Three kinds of threads run this code: whoever allocates (a guest's control thread) does the work of its own
+//! allocation itself; freed ranges are handled by a thread of this crate for each slice, so that a free never waits and
+//! no slice waits for what another frees; and one thread moves regions.
+//!
+//! Locks, in this order, none held across a GPU call: the pool, then the shard table or the list of who waits for
+//! moving bytes. A stream of the transfer engine may hold its own lock around the pool's, never the other way.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::unwrap_used,
@@ -17,12 +21,15 @@
     clippy::arithmetic_side_effects
 )]
 
+mod access;
 mod allocate;
 mod error;
 mod lease;
 mod release;
+mod relocate;
 mod residency;
 
+pub use access::MakeWork;
 pub use error::{AllocateError, SliceError, StartError};
 pub use lease::MemoryLease;
 pub use residency::{MemoryConfig, Residency};

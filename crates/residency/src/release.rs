@@ -1,6 +1,6 @@
 //! Taking freed memory back.
 
-use std::sync::Weak;
+use std::sync::{PoisonError, Weak};
 
 use crossbeam_channel::Receiver;
 use tracing::error;
@@ -16,7 +16,14 @@ const SCRUB_ATTEMPTS: usize = 3;
 pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Freeing>) {
     for freeing in releases {
         let Some(residency) = residency.upgrade() else { return };
-        let plan = residency.pool().plan_release(freeing);
+        let plan = {
+            let mut pool = residency.pool();
+            // Moves end, one way or the other.
+            while pool.is_moving(freeing.slice(), freeing.range()) {
+                pool = residency.released.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            }
+            pool.plan_release(freeing)
+        };
         residency.carry_out(plan);
     }
 }

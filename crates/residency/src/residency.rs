@@ -7,9 +7,10 @@ use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
 use vram_pool::{Backing, Freeing, GpuCapacity, Pool, PoolConfig, SliceConfig, SliceId};
-use vram_transfer::{Engine, Part};
+use vram_transfer::{Again, Engine, Part};
 
 use crate::release::release_all;
+use crate::relocate::relocate_all;
 use crate::{SliceError, StartError};
 
 /// How the memory of the GPUs is taken into the pool.
@@ -30,6 +31,15 @@ pub struct Residency {
     shards: Mutex<HashMap<DeviceAddress, ShardHandle>>,
     /// Signalled whenever released memory is free again.
     pub(crate) released: Condvar,
+    /// Signalled whenever nobody uses a region any more that is to move, or something else might be moved.
+    pub(crate) quiet: Condvar,
+    /// Who waits for bytes that are moving. Looked at with the pool locked, so that nobody comes too late.
+    waiting_accesses: Mutex<Vec<Again>>,
+    /// Addresses the new shard of a region that moves is mapped at while it is filled: one shard long.
+    pub(crate) landing: DeviceRange,
+    /// The region whose shard is being exchanged just now, and the signal that it no longer is.
+    pub(crate) in_motion: Mutex<Option<DeviceAddress>>,
+    pub(crate) in_place: Condvar,
     /// To the release thread of each slice.
     releases: Mutex<HashMap<SliceId, Sender<Freeing>>>,
 }
@@ -51,14 +61,24 @@ impl Residency {
         }
         let pool = Pool::new(PoolConfig { shard_bytes, gpus, topology: backend.topology().clone() })?;
         let engine = Engine::new(&backend)?;
-        Ok(Arc::new(Self {
+        let landing = backend.reserve_band(shard_bytes, granularity_bytes)?;
+        let residency = Arc::new(Self {
             backend,
             engine,
             pool: Mutex::new(pool),
             shards: Mutex::default(),
             released: Condvar::new(),
+            quiet: Condvar::new(),
+            waiting_accesses: Mutex::default(),
+            landing,
+            in_motion: Mutex::default(),
+            in_place: Condvar::new(),
             releases: Mutex::default(),
-        }))
+        });
+        let weak = Arc::downgrade(&residency);
+        vram_sandbox::spawn_named("relocate".to_owned(), move || relocate_all(&weak))
+            .map_err(StartError::Thread)?;
+        Ok(residency)
     }
 
     /// The backend.
@@ -121,6 +141,7 @@ impl Residency {
             drop(pool);
             error!(%gpu, %error, "a GPU is lost, and all bytes on it");
             self.released.notify_all();
+            self.quiet.notify_all();
         }
         true
     }
@@ -132,14 +153,23 @@ impl Residency {
         extents.map(|extent| Part { range: extent.range, gpu: extent.gpu }).collect()
     }
 
+    pub(crate) fn waiting_accesses(&self) -> MutexGuard<'_, Vec<Again>> {
+        self.waiting_accesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn keep_shard(&self, at: DeviceAddress, shard: ShardHandle) {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).insert(at, shard);
+    }
+
+    pub(crate) fn take_shard(&self, at: DeviceAddress) -> Option<ShardHandle> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).remove(&at)
     }
 
     /// Unmaps a region and gives its shard back. Errors are logged: there is nobody to tell, and what the GPU keeps
     /// is found missing when it refuses the next shard.
     pub(crate) fn unback(&self, backing: &Backing) {
-        let shard = self.shards.lock().unwrap_or_else(PoisonError::into_inner).remove(&backing.range.start);
+        self.wait_in_place(backing.range.start);
+        let shard = self.take_shard(backing.range.start);
         let Some(shard) = shard else { return };
         if let Err(error) = self.backend.unmap(backing.range) {
             error!(%error, gpu = %backing.gpu, "a shard could not be unmapped");

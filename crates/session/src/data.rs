@@ -5,7 +5,8 @@ use std::sync::Arc;
 use vram_gpu::{DeviceAddress, DeviceRange, Pattern};
 use vram_guest_memory::SpanList;
 use vram_protocol::{Copy, Fill, Header, Range, Request, Status};
-use vram_transfer::{Job, Lease, Outcome, Part, Stream, TransferError, Work};
+use vram_residency::MakeWork;
+use vram_transfer::{Job, Lease, Outcome, Stream, TransferError, Work};
 
 use crate::Session;
 use crate::context::Allocation;
@@ -59,7 +60,7 @@ impl Session {
             let lease: Lease = Arc::<Allocation>::clone(allocation);
             leases.push(lease);
         };
-        // First what the context knows, then, without its lock, where the bytes are.
+        // Where the bytes are is asked when the request's turn comes.
         let ranges = match &request {
             Request::Write(range) | Request::Read(range) => {
                 let range = device_range(range);
@@ -89,24 +90,19 @@ impl Session {
         };
         let stream = context.stream(header.stream);
         drop(state);
-        let [first, second] = ranges.map(|range| range.map(|range| self.parts(range)).transpose());
-        let (first, second) = (first?.unwrap_or_default(), second?.unwrap_or_default());
+        let access = |make: MakeWork| self.config.residency.access(self.config.slice, ranges, make);
         let (work, moved) = match request {
-            Request::Write(_) => (Work::Write { to: first, from: data }, Moved::Written),
-            Request::Read(_) => (Work::Read { from: first, to: data }, Moved::Read),
-            Request::Copy(_) => (Work::Copy { to: first, from: second }, Moved::Copied),
-            Request::Fill(fill) => (Work::Fill { to: first, pattern: pattern(&fill)? }, Moved::Filled),
+            Request::Write(_) => (access(Box::new(|to, _| Work::Write { to, from: data })), Moved::Written),
+            Request::Read(_) => (access(Box::new(|from, _| Work::Read { from, to: data })), Moved::Read),
+            Request::Copy(_) => (access(Box::new(|to, from| Work::Copy { to, from })), Moved::Copied),
+            Request::Fill(fill) => {
+                let pattern = pattern(&fill)?;
+                (access(Box::new(move |to, _| Work::Fill { to, pattern })), Moved::Filled)
+            }
             Request::Fence { all_streams: true } => (Work::GroupBarrier, Moved::Nothing),
             _ => (Work::Barrier, Moved::Nothing),
         };
         Ok(Prepared { stream, work, leases, moved })
-    }
-
-    /// Where the bytes of a range lie; the caller holds a lease on them.
-    fn parts(&self, range: DeviceRange) -> Result<Vec<Part>, Status> {
-        let parts = self.config.residency.parts(self.config.slice, range);
-        let found = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.range.len_bytes));
-        if found == range.len_bytes { Ok(parts) } else { Err(Status::DeviceLost) }
     }
 }
 

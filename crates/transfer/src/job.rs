@@ -1,6 +1,7 @@
 //! One transfer.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,9 +29,30 @@ pub enum Flow {
 /// What keeps device memory from being taken away while a job touches it.
 pub type Lease = Arc<dyn Any + Send + Sync>;
 
-/// What to move. Parts are in address order and adjacent; lengths on both sides are the same.
+/// Finds out where a job's bytes are.
+pub trait Locate: Send {
+    /// Asked when the job's turn comes, with a lock of its stream held: must not block, nor call `again` from within.
+    fn locate(&mut self, again: Again) -> Located;
+}
+
+/// To be called once when it is worth asking again where bytes are, on any thread, with no lock held.
+pub type Again = Box<dyn FnOnce() + Send>;
+
+/// Where a job's bytes are.
 #[derive(Debug)]
+pub enum Located {
+    /// Here: the work, and what keeps the bytes there until it is done.
+    Here(Work, Lease),
+    /// On their way; `again` will be called.
+    Moving,
+    /// Nowhere any more.
+    Gone(TransferError),
+}
+
+/// What to move. Parts are in address order and adjacent; lengths on both sides are the same.
 pub enum Work {
+    /// What is found out when the job's turn comes.
+    Located(Box<dyn Locate>),
     /// Host to device.
     Write {
         /// Where to.
@@ -63,6 +85,20 @@ pub enum Work {
     Barrier,
     /// Nothing: done when everything before it on all streams of its group is. What follows on its own stream waits.
     GroupBarrier,
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Located(_) => "Located",
+            Self::Write { .. } => "Write",
+            Self::Read { .. } => "Read",
+            Self::Copy { .. } => "Copy",
+            Self::Fill { .. } => "Fill",
+            Self::Barrier => "Barrier",
+            Self::GroupBarrier => "GroupBarrier",
+        })
+    }
 }
 
 /// Why a job did not do all it should.

@@ -5,6 +5,9 @@
 //! backend with a thread that waits for its events. A [`Stream`] orders jobs: the next one begins when those before
 //! it are done, or at once where the same lane keeps the order anyway.
 //!
+//! Where the bytes of a job are may be found out only when its turn comes ([`Locate`]): they may be on their way to
+//! another GPU, and then the stream waits.
+//!
 //! A job holds what it needs alive until it is done: host spans, and leases on the device memory it touches.
 //!
 //! Where bytes live is not decided here (`pool`), nor who may touch them (`session`).
@@ -25,5 +28,5 @@ mod plan;
 mod stream;
 
 pub use engine::{Engine, EngineError};
-pub use job::{Done, Flow, Job, Lease, Outcome, Part, TransferError, Work};
+pub use job::{Again, Done, Flow, Job, Lease, Locate, Located, Outcome, Part, TransferError, Work};
 pub use stream::{CloseWait, Group, Stream};

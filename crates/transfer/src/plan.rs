@@ -70,7 +70,8 @@ impl Plan {
                     plan.push(part.gpu, Direction::Peer, part.range.len_bytes, step);
                 }
             }
-            Work::Barrier | Work::GroupBarrier => {}
+            // A job that is located has other work by now.
+            Work::Barrier | Work::GroupBarrier | Work::Located(_) => {}
         }
         Ok(plan)
     }

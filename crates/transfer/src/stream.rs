@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::job::Running;
 use crate::ledger::{Ledger, Ticket};
 use crate::plan::{LaneId, Plan};
-use crate::{Done, Flow, Job, Lease, Outcome, TransferError, Work};
+use crate::{Done, Flow, Job, Lease, Locate, Located, Outcome, TransferError, Work};
 
 /// Streams that can be waited for together.
 #[derive(Clone)]
@@ -51,15 +51,32 @@ struct State {
     running: usize,
     /// The lane all running jobs are on, if there is one such.
     running_lane: Option<LaneId>,
+    /// Whether the bytes of the first waiting job are on their way, and somebody will say when to ask again.
+    locating: bool,
     closed: bool,
 }
 
 struct Planned {
-    plan: Result<Plan, TransferError>,
+    plan: Planning,
     leases: Vec<Lease>,
     done: Done,
     /// Of a barrier over the group.
     barrier: Option<Ticket>,
+}
+
+enum Planning {
+    /// Not yet: where the bytes are is asked when the job is the first that waits.
+    Unlocated(Box<dyn Locate>),
+    Done(Result<Plan, TransferError>),
+}
+
+impl Planning {
+    fn into_plan(self) -> Result<Plan, TransferError> {
+        match self {
+            Self::Unlocated(_) => Err(TransferError::Cancelled),
+            Self::Done(plan) => plan,
+        }
+    }
 }
 
 /// What waiting for a stream's end came to.
@@ -76,7 +93,10 @@ impl Stream {
     pub fn submit(&self, job: Job) {
         let Job { work, leases, done } = job;
         let is_barrier = matches!(work, Work::GroupBarrier);
-        let plan = Plan::of(work);
+        let plan = match work {
+            Work::Located(locate) => Planning::Unlocated(locate),
+            work => Planning::Done(Plan::of(work)),
+        };
         let mut state = self.shared.lock();
         if state.closed {
             drop(state);
@@ -143,8 +163,15 @@ impl Shared {
     /// Begins every job that may begin. The stream's lock is held while a job is handed to its lanes, so that one
     /// thread at a time decides what comes next; it is not held while `done` runs.
     fn dispatch<'a>(shared: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
-        while let Some(next) = state.waiting.front() {
-            let lane = next.plan.as_ref().ok().and_then(Plan::only_lane);
+        while !state.locating && !state.waiting.is_empty() {
+            // Behind a barrier, or a job of several lanes, nothing can begin; and a job that is located keeps bytes where
+            // they are, which what it waits for may need to move.
+            if state.running > 0 && state.running_lane.is_none() {
+                return;
+            }
+            Self::locate(shared, &mut state);
+            let Some(Planned { plan: Planning::Done(plan), .. }) = state.waiting.front() else { break };
+            let lane = plan.as_ref().ok().and_then(Plan::only_lane);
             // The lane's own order is enough between jobs of the same lane; else wait for all before.
             if state.running > 0 && (lane.is_none() || lane != state.running_lane) {
                 return;
@@ -161,7 +188,7 @@ impl Shared {
                 }
                 None => planned,
             };
-            let issuable = planned.plan.and_then(|plan| {
+            let issuable = planned.plan.into_plan().and_then(|plan| {
                 let total_bytes = plan.total_bytes;
                 let lanes = plan.lanes.into_iter().map(|lane| Ok((shared.group.engine.lane(&lane)?, lane)));
                 Ok((total_bytes, lanes.collect::<Result<Vec<_>, TransferError>>()?))
@@ -191,8 +218,28 @@ impl Shared {
                 }
             }
         }
-        if state.running == 0 {
+        if state.running == 0 && state.waiting.is_empty() {
             shared.idle.notify_all();
+        }
+    }
+
+    /// Finds out where the bytes of the first waiting job are, if that is not known.
+    fn locate(shared: &Arc<Self>, state: &mut State) {
+        let Some(first) = state.waiting.front_mut() else { return };
+        let Planning::Unlocated(locate) = &mut first.plan else { return };
+        let again = Arc::clone(shared);
+        let again = Box::new(move || {
+            let mut state = again.lock();
+            state.locating = false;
+            Self::dispatch(&again, state);
+        });
+        match locate.locate(again) {
+            Located::Here(work, lease) => {
+                first.leases.push(lease);
+                first.plan = Planning::Done(Plan::of(work));
+            }
+            Located::Gone(error) => first.plan = Planning::Done(Err(error)),
+            Located::Moving => state.locating = true,
         }
     }
 

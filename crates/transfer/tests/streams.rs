@@ -7,7 +7,9 @@ use std::time::Duration;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuId, Pattern, ShardHandle};
 use vram_gpu_sim::{SimBackend, SimConfig};
 use vram_guest_memory::{HostBuffer, SpanList};
-use vram_transfer::{CloseWait, Engine, Flow, Job, Lease, Outcome, Part, TransferError, Work};
+use vram_transfer::{
+    Again, CloseWait, Engine, Flow, Job, Lease, Locate, Located, Outcome, Part, TransferError, Work,
+};
 
 const MIB: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(10);
@@ -255,4 +257,104 @@ fn engine_dropped_with_jobs_under_way_ends_every_one() {
     for end in ends {
         outcome(&end);
     }
+}
+
+/// Says that bytes are on their way until it is told where they are, and counts how often it is asked.
+#[derive(Clone, Default)]
+struct Moving(Arc<Mutex<MovingState>>);
+
+#[derive(Default)]
+struct MovingState {
+    place: Option<Vec<Part>>,
+    asked: usize,
+    again: Vec<Again>,
+}
+
+impl Locate for Moving {
+    fn locate(&mut self, again: Again) -> Located {
+        let mut state = self.0.lock().unwrap();
+        state.asked += 1;
+        match &state.place {
+            Some(to) => Located::Here(
+                Work::Fill { to: to.clone(), pattern: Pattern::U8(5) },
+                Arc::new("the bytes stay where they are") as Lease,
+            ),
+            None => {
+                state.again.push(again);
+                Located::Moving
+            }
+        }
+    }
+}
+
+impl Moving {
+    fn arrive(&self, place: Vec<Part>) {
+        let mut state = self.0.lock().unwrap();
+        state.place = Some(place);
+        let again = std::mem::take(&mut state.again);
+        drop(state);
+        again.into_iter().for_each(|again| again());
+    }
+}
+
+#[test]
+fn job_on_moving_bytes_holds_its_stream_and_no_other_until_they_arrive() {
+    let rig = rig();
+    let group = rig.engine.group(Flow::Requests(0));
+    let (stream, other) = (group.stream(), group.stream());
+    let moving = Moving::default();
+    let (located, end) = job(Work::Located(Box::new(moving.clone())));
+    stream.submit(located);
+    let mut behind = Vec::new();
+    for _ in 0..50 {
+        let (next, end) = job(Work::Fill { to: rig.parts(0, 64), pattern: Pattern::U8(6) });
+        stream.submit(next);
+        behind.push(end);
+    }
+    let (beside, beside_end) = job(Work::Fill { to: rig.parts(128, 64), pattern: Pattern::U8(7) });
+    other.submit(beside);
+    assert!(beside_end.recv_timeout(WAIT).unwrap().result.is_ok());
+    assert!(end.try_recv().is_err() && behind.iter().all(|end| end.try_recv().is_err()));
+    assert_eq!(stream.wait_idle(Duration::ZERO), CloseWait::StillRunning);
+    moving.arrive(rig.parts(0, 64));
+    for end in std::iter::once(end).chain(behind) {
+        assert!(end.recv_timeout(WAIT).unwrap().result.is_ok());
+    }
+    // Once in vain, and once when they were there.
+    assert_eq!(moving.0.lock().unwrap().asked, 2);
+}
+
+#[test]
+fn bytes_are_not_located_behind_a_barrier_that_may_wait_for_them() {
+    let rig = rig();
+    let group = rig.engine.group(Flow::Requests(0));
+    let (stream, other) = (group.stream(), group.stream());
+    let (first, second) = (Moving::default(), Moving::default());
+    let (waits, waits_end) = job(Work::Located(Box::new(first.clone())));
+    other.submit(waits);
+    let (barrier, barrier_end) = job(Work::GroupBarrier);
+    stream.submit(barrier);
+    let (behind, behind_end) = job(Work::Located(Box::new(second.clone())));
+    second.arrive(rig.parts(64, 64));
+    stream.submit(behind);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(second.0.lock().unwrap().asked, 0);
+    first.arrive(rig.parts(0, 64));
+    for end in [waits_end, barrier_end, behind_end] {
+        assert!(end.recv_timeout(WAIT).unwrap().result.is_ok());
+    }
+}
+
+#[test]
+fn stream_closed_while_bytes_move_cancels_and_may_be_asked_again() {
+    let rig = rig();
+    let stream = rig.engine.stream(Flow::Requests(0));
+    let moving = Moving::default();
+    let (located, end) = job(Work::Located(Box::new(moving.clone())));
+    stream.submit(located);
+    stream.close();
+    assert!(matches!(end.recv_timeout(WAIT).unwrap().result, Err(TransferError::Cancelled)));
+    assert_eq!(stream.wait_idle(WAIT), CloseWait::Idle);
+    moving.arrive(rig.parts(0, 64));
+    assert_eq!(moving.0.lock().unwrap().asked, 1);
 }

@@ -48,6 +48,19 @@ pub(crate) enum Command {
 pub(crate) enum GpuCommand {
     /// All GPUs
     List,
+    /// Moves everything off a GPU while guests go on; nothing new comes until `undrain`
+    Drain {
+        /// Number of the GPU
+        index: u16,
+        /// Returns only when nothing is left on it
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Takes a GPU back into use
+    Undrain {
+        /// Number of the GPU
+        index: u16,
+    },
 }
 
 #[derive(Debug, Subcommand)]

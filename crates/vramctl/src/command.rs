@@ -1,13 +1,18 @@
 //! What each command asks and shows.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vram_control_api::v1::{Daemon, Gpu, Gpus, Slice, Slices};
+use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, Slices};
 use vram_control_api::{ByteSize, Client, ClientError};
 
 use crate::args::{Args, Command, GpuCommand, Output, SliceCommand};
 use crate::attach::Attachment;
 use crate::table::{Align, fields, table};
+
+/// How often a drain that is waited for is looked at.
+const DRAIN_POLL: Duration = Duration::from_millis(200);
 
 /// What a command has to say.
 #[derive(Debug, Default)]
@@ -38,6 +43,25 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
                 shown.notes.push("these GPUs are simulated".to_owned());
             }
             Ok(shown)
+        }
+        Command::Gpu(GpuCommand::Drain { index, wait }) => {
+            let mut gpu = client.drain_gpu(index)?;
+            while wait && gpu.state == GpuState::Draining {
+                std::thread::sleep(DRAIN_POLL);
+                let mut gpus = client.gpus()?.gpus;
+                gpus.retain(|gpu| gpu.index == index);
+                gpu = gpus.pop().with_context(|| format!("GPU {index} is no longer part of the pool"))?;
+            }
+            ensure!(gpu.state != GpuState::Lost, "GPU {index} was lost; what was still on it is gone");
+            ensure!(
+                !wait || gpu.state == GpuState::Drained,
+                "GPU {index} is {}: somebody else took it back into use",
+                gpu.state
+            );
+            show(output, &Gpus { gpus: vec![gpu] }, gpu_table)
+        }
+        Command::Gpu(GpuCommand::Undrain { index }) => {
+            show(output, &Gpus { gpus: vec![client.undrain_gpu(index)?] }, gpu_table)
         }
         Command::Slice(SliceCommand::List) => show(output, &client.slices()?, slice_table),
         Command::Slice(SliceCommand::Show { name }) => show(output, &client.slice(&name)?, slice_fields),

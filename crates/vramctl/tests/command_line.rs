@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use vram_control_api::v1::{
     BackedOnGpu, Daemon, Gpu, GpuState, Gpus, Placement, Slice, SliceCounters, SliceState, Slices,
 };
-use vram_control_server::{ControlServer, ControlState};
+use vram_control_server::{ControlServer, ControlState, Refusal};
 
 struct FakeDaemon;
 
@@ -36,6 +36,21 @@ impl ControlState for FakeDaemon {
             numa_node: None,
             state: GpuState::Ready,
         }]
+    }
+
+    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        match index {
+            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
+            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
+            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
+        }
+    }
+
+    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        match index {
+            0 => Ok(self.gpus().remove(0)),
+            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
+        }
     }
 
     fn slices(&self) -> Vec<Slice> {
@@ -173,6 +188,23 @@ uptime:          3m 7s
         assert_eq!(output(&result), *expected, "{arguments:?}: {}", notes(&result));
         assert_eq!(result.status.code(), Some(0));
     }
+}
+
+#[test]
+fn gpus_are_drained_and_taken_back() {
+    let fixture = serve();
+
+    let drained = fixture.run(&["gpu", "drain", "0"]);
+    assert!(drained.status.success() && output(&drained).contains("draining"), "{drained:?}");
+    let back = fixture.run(&["gpu", "undrain", "0", "-o", "json"]);
+    assert!(back.status.success() && output(&back).contains("\"ready\""), "{back:?}");
+    let lost = fixture.run(&["gpu", "drain", "1"]);
+    assert_eq!(lost.status.code(), Some(1));
+    assert!(notes(&lost).contains("gpu1 is lost") && output(&lost).is_empty(), "{lost:?}");
+    assert_eq!(fixture.run(&["gpu", "drain", "first"]).status.code(), Some(2));
+    // Nothing is ever left on the GPU of this daemon, nor does it say that it is drained: somebody took it back.
+    let waited = fixture.run(&["gpu", "drain", "0", "--wait"]);
+    assert!(!waited.status.success() && notes(&waited).contains("somebody else"), "{waited:?}");
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use vram_control_api::v1;
-use vram_control_server::ControlState;
-use vram_gpu::DeviceInfo;
-use vram_pool::{Placement, SliceId};
+use vram_control_server::{ControlState, Refusal};
+use vram_gpu::{DeviceInfo, GpuId};
+use vram_pool::{DrainError, Placement, SliceId};
 use vram_residency::Residency;
 use vram_session::{Counters, Session};
 use vram_transport_vhost_user::{SliceSocket, SocketState};
@@ -81,6 +81,23 @@ impl DaemonState {
         })
     }
 
+    fn change_gpu(
+        &self,
+        index: u16,
+        change: impl FnOnce(&Residency, GpuId) -> Result<(), DrainError>,
+    ) -> Result<v1::Gpu, Refusal> {
+        let gpu = GpuId(index);
+        change(&self.residency, gpu).map_err(|error| match error {
+            DrainError::NoSuchGpu { .. } => Refusal::NotFound { message: error.to_string() },
+            DrainError::Lost { .. } | DrainError::Local { .. } | DrainError::GuaranteesDoNotFit { .. } => {
+                Refusal::Conflict { message: error.to_string() }
+            }
+        })?;
+        let device = self.residency.backend().devices().iter().find(|device| device.id == gpu);
+        let message = format!("{gpu} is not part of the pool");
+        device.map(|device| self.show_gpu(device)).ok_or(Refusal::NotFound { message })
+    }
+
     fn show_gpu(&self, device: &DeviceInfo) -> v1::Gpu {
         let pool = self.residency.pool();
         let shard_bytes = pool.shard_bytes();
@@ -97,7 +114,12 @@ impl DaemonState {
             promised_bytes: bytes(usage.as_ref().map(|gpu| gpu.promised_shards)),
             pci: device.pci.map(|pci| pci.to_string()),
             numa_node: device.numa_node,
-            state: if usage.is_some_and(|gpu| gpu.lost) { v1::GpuState::Lost } else { v1::GpuState::Ready },
+            state: match usage {
+                Some(gpu) if gpu.lost => v1::GpuState::Lost,
+                Some(gpu) if gpu.draining && gpu.used_shards > 0 => v1::GpuState::Draining,
+                Some(gpu) if gpu.draining => v1::GpuState::Drained,
+                _ => v1::GpuState::Ready,
+            },
         }
     }
 }
@@ -117,6 +139,14 @@ impl ControlState for DaemonState {
 
     fn gpus(&self) -> Vec<v1::Gpu> {
         self.residency.backend().devices().iter().map(|device| self.show_gpu(device)).collect()
+    }
+
+    fn drain_gpu(&self, index: u16) -> Result<v1::Gpu, Refusal> {
+        self.change_gpu(index, Residency::begin_drain)
+    }
+
+    fn undrain_gpu(&self, index: u16) -> Result<v1::Gpu, Refusal> {
+        self.change_gpu(index, Residency::end_drain)
     }
 
     fn slices(&self) -> Vec<v1::Slice> {

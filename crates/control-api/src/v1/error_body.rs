@@ -38,6 +38,8 @@ pub enum ErrorCode {
     UnknownRoute,
     /// The path exists, this method on it does not (405).
     MethodNotAllowed,
+    /// It cannot be done as things are (409).
+    Conflict,
     /// The request has a larger body than the server reads (413).
     TooLarge,
     /// The server failed; its log says more (500).

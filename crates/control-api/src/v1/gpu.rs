@@ -37,6 +37,10 @@ pub struct Gpu {
 pub enum GpuState {
     /// It serves.
     Ready,
+    /// It serves, but everything on it moves to other GPUs, and nothing new comes.
+    Draining,
+    /// Nothing is on it, and nothing comes until it is taken back into use.
+    Drained,
     /// It fell off the bus or the driver gave it up; what it held is gone.
     Lost,
     /// A state this program does not know yet.
@@ -48,6 +52,8 @@ impl fmt::Display for GpuState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
             Self::Lost => "lost",
             Self::Unknown => "unknown",
         })

@@ -11,5 +11,8 @@ mod slice;
 pub use daemon::Daemon;
 pub use error_body::{ErrorBody, ErrorCode};
 pub use gpu::{Gpu, GpuState, Gpus};
-pub use paths::{DAEMON_PATH, GPUS_PATH, SLICE_PATH, SLICES_PATH, slice_path};
+pub use paths::{
+    DAEMON_PATH, GPU_DRAIN_PATH, GPU_UNDRAIN_PATH, GPUS_PATH, SLICE_PATH, SLICES_PATH, gpu_drain_path,
+    gpu_undrain_path, slice_path,
+};
 pub use slice::{BackedOnGpu, Placement, Slice, SliceCounters, SliceState, Slices};

@@ -15,7 +15,7 @@ use super::*;
             `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body.",
         version = "1"
     ),
-    paths(daemon, gpus, slices, slice),
+    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice),
     components(schemas(ErrorBody))
 )]
 struct Description;
@@ -27,6 +27,32 @@ fn daemon() {}
 #[utoipa::path(get, path = GPUS_PATH, responses((status = 200, body = Gpus, description = "The GPUs, by number")))]
 /// The GPUs of the pool
 fn gpus() {}
+
+#[utoipa::path(
+    post,
+    path = GPU_DRAIN_PATH,
+    params(("index" = u16, Path, description = "Number of the GPU")),
+    responses(
+        (status = 200, body = Gpu, description = "The GPU, from which everything moves to others in the background"),
+        (status = 404, body = ErrorBody, description = "There is no such GPU"),
+        (status = 409, body = ErrorBody, description = "It cannot be drained: it is lost, a slice may not leave it, or the \
+            others have less than is guaranteed")
+    )
+)]
+/// Moves everything off a GPU
+fn drain_gpu() {}
+
+#[utoipa::path(
+    post,
+    path = GPU_UNDRAIN_PATH,
+    params(("index" = u16, Path, description = "Number of the GPU")),
+    responses(
+        (status = 200, body = Gpu, description = "The GPU, in use again"),
+        (status = 404, body = ErrorBody, description = "There is no such GPU")
+    )
+)]
+/// Takes a GPU back into use
+fn undrain_gpu() {}
 
 #[utoipa::path(get, path = SLICES_PATH, responses((status = 200, body = Slices, description = "The slices, by name")))]
 /// All slices
