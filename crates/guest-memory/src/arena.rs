@@ -157,6 +157,11 @@ impl HostSlot {
         let mapping: Arc<dyn Mapping> = Arc::<SlotMemory>::clone(&self.memory);
         whole(mapping)
     }
+
+    /// Whether it is a slot of this arena.
+    pub fn is_of(&self, arena: &HostArena) -> bool {
+        Arc::ptr_eq(&self.memory.arena, &arena.memory)
+    }
 }
 
 impl std::fmt::Debug for HostSlot {
