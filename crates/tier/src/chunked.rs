@@ -77,7 +77,7 @@ impl ChunkedStore {
         Self::open_medium(config, |medium| medium)
     }
 
-    /// Opens a store that fails on purpose, from its opening on.
+    /// Opens a store that fails on purpose once it is open.
     pub fn open_with_faults(config: &TierConfig, faults: Faults) -> Result<Self, OpenError> {
         Self::open_medium(config, |medium| Box::new(FaultyMedium::new(medium, faults)))
     }

@@ -52,8 +52,8 @@ pub trait Store: Send + Sync {
     /// of before and after, and is exact from then on.
     fn put(&self, from: &HostSpan) -> Result<Stored, TierError>;
 
-    /// Reads the bytes of a region from `offset_bytes` on, as many as `to` holds. After an error, `to` holds what it
-    /// held before, up to some place overwritten with the region's true bytes; never anything else.
+    /// Reads the bytes of a region from `offset_bytes` on, as many as `to` holds. After an error, every chunk's
+    /// part of `to` holds what it held before or the region's true bytes; never anything else.
     fn get(&self, stored: &Stored, offset_bytes: u64, to: &HostSpan) -> Result<(), TierError>;
 
     /// Removes a region and frees its room. It is gone for the caller also after an error, which then says that
