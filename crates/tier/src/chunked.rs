@@ -12,7 +12,7 @@ use crate::config::{CHUNK_BYTES, CodecConfig, MAX_REGION_BYTES};
 use crate::disk::DiskMedium;
 use crate::faults::{Faults, FaultyMedium};
 use crate::host::fill_span;
-use crate::judge::Judge;
+use crate::judge::{Judge, Verdict};
 use crate::medium::{Medium, Piece, ReadFailure, Trial};
 use crate::memory::MemoryMedium;
 use crate::meter::Counters;
@@ -31,6 +31,12 @@ const IDLE_ROOMS: usize = 8;
 
 /// Chunks that are looked at before a region is compressed that might be refused.
 const LOOKS: u64 = 4;
+
+/// Chunks coded like the one before them until one is looked at again.
+const HABIT_CHUNKS: u32 = 7;
+
+/// Two ratios that differ by less than this factor are of chunks that are alike.
+const ALIKE: f64 = 1.1;
 
 /// What a chunked store is to be.
 #[derive(Clone, Debug)]
@@ -311,12 +317,36 @@ struct Packer<'a> {
     stored_bytes: u64,
     patterns: u64,
     coded: u64,
+    habit: Option<Habit>,
+}
+
+/// The coding of the chunk before, which is used again as long as it does as well: neighbours are mostly alike, and
+/// looking costs time.
+struct Habit {
+    verdict: Verdict,
+    /// What it did for the chunk that was looked at.
+    ratio: f64,
+    /// Chunks until the next look.
+    left: u32,
+}
+
+fn ratio_of(head: &ChunkHead) -> f64 {
+    f64::from(head.raw_bytes) / f64::from(head.stored_bytes.max(1))
 }
 
 impl<'a> Packer<'a> {
     fn new(store: &'a ChunkedStore, chunks: usize) -> Self {
         let chunks = Vec::with_capacity(chunks);
-        Self { store, chunks, segments: Vec::new(), used: 0, stored_bytes: 0, patterns: 0, coded: 0 }
+        Self {
+            store,
+            chunks,
+            segments: Vec::new(),
+            used: 0,
+            stored_bytes: 0,
+            patterns: 0,
+            coded: 0,
+            habit: None,
+        }
     }
 
     /// Takes the first `len` raw bytes of the bench.
@@ -328,12 +358,7 @@ impl<'a> Packer<'a> {
         }
         let store = self.store;
         let failed = || TierError::Coding { tier: store.medium.kind() };
-        let verdict = store.judge.judge(&mut room.bench, len, &mut room.sample);
-        let out = room.segment.bytes().get_mut(self.used..).ok_or_else(failed)?;
-        let started = Instant::now();
-        let head = store.format.encode(&mut room.bench, len, verdict.coding, verdict.level, out);
-        store.judge.note_encoded(verdict.coding, len, started.elapsed());
-        let head = head.ok_or_else(failed)?;
+        let head = self.code(room, len)?;
         if head.coding != Coding::Raw {
             self.coded = self.coded.saturating_add(1);
         }
@@ -343,6 +368,7 @@ impl<'a> Packer<'a> {
 
         let stored = head.stored_bytes as usize;
         let padded = stored.checked_next_multiple_of(store.medium.unit_bytes()).ok_or_else(failed)?;
+        let out = room.segment.bytes().get_mut(self.used..).ok_or_else(failed)?;
         // What was in the buffer before may be another tenant's, and not encrypted.
         out.get_mut(stored..padded).ok_or_else(failed)?.fill(0);
         self.used = self.used.saturating_add(padded);
@@ -351,6 +377,35 @@ impl<'a> Packer<'a> {
             self.flush(room)?;
         }
         Ok(())
+    }
+
+    /// Codes the chunk on the bench to where the segment ends now.
+    fn code(&mut self, room: &mut Room, len: usize) -> Result<ChunkHead, TierError> {
+        if let Some(Habit { verdict, ratio, left }) = self.habit.take() {
+            let head = self.code_as(room, len, &verdict)?;
+            let now = ratio_of(&head);
+            if now * ALIKE >= ratio {
+                let goes_on = left > 1 && now <= ratio * ALIKE;
+                self.habit = goes_on.then(|| Habit { verdict, ratio, left: left.saturating_sub(1) });
+                return Ok(head);
+            }
+        }
+        let verdict = self.store.judge.judge(&mut room.bench, len, &mut room.sample);
+        let head = self.code_as(room, len, &verdict)?;
+        if head.coding != Coding::Raw {
+            self.habit = Some(Habit { verdict, ratio: ratio_of(&head), left: HABIT_CHUNKS });
+        }
+        Ok(head)
+    }
+
+    fn code_as(&self, room: &mut Room, len: usize, verdict: &Verdict) -> Result<ChunkHead, TierError> {
+        let store = self.store;
+        let failed = || TierError::Coding { tier: store.medium.kind() };
+        let out = room.segment.bytes().get_mut(self.used..).ok_or_else(failed)?;
+        let started = Instant::now();
+        let head = store.format.encode(&mut room.bench, len, verdict.coding, verdict.level, out);
+        store.judge.note_encoded(verdict.coding, len, started.elapsed());
+        head.ok_or_else(failed)
     }
 
     fn flush(&mut self, room: &mut Room) -> Result<(), TierError> {

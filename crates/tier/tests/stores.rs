@@ -293,7 +293,7 @@ fn open_of_s3_in_a_build_without_it_says_so() {
 #[test]
 fn open_of_s3_that_nobody_serves_is_a_clear_error() {
     let options = [
-        ("aws_endpoint", "http://127.0.0.1:1"),
+        ("aws_endpoint", "http://localhost:1"),
         ("aws_allow_http", "true"),
         ("aws_access_key_id", "id"),
         ("aws_secret_access_key", "hushed"),
@@ -403,6 +403,31 @@ fn every_codec_and_none_give_the_bytes_back() {
         }
         assert_eq!(store.meter().coded_chunks == 0, choice == CodecChoice::None);
     }
+}
+
+#[test]
+fn region_that_changes_its_kind_is_coded_as_well_as_its_parts() {
+    let planes: Vec<u8> = noise(16 * CHUNK)
+        .into_iter()
+        .enumerate()
+        .map(|(at, byte)| if at % 2 == 1 { 0x3c } else { byte })
+        .collect();
+    let text: Vec<u8> =
+        b"the quick brown fox jumps over the lazy dog, ".iter().copied().cycle().take(16 * CHUNK).collect();
+    let parts = [planes, noise(4 * CHUNK), text];
+    let stored_bytes = |region: &[u8]| {
+        let store = compressed(None, Faults::new());
+        let stored = store.put(&memory(region));
+        let bytes = store.meter().stored_bytes;
+        if let Ok(stored) = stored {
+            assert!(get(&store, &stored, 0, region.len()).unwrap() == region);
+            bytes
+        } else {
+            region.len() as u64
+        }
+    };
+    let apart: u64 = parts.iter().map(|part| stored_bytes(part)).sum();
+    assert!(stored_bytes(&parts.concat()) <= apart + apart / 20);
 }
 
 #[test]
