@@ -38,6 +38,9 @@ const HABIT_CHUNKS: u32 = 7;
 /// Two ratios that differ by less than this factor are of chunks that are alike.
 const ALIKE: f64 = 1.1;
 
+/// Writes and reads of fewer bytes say how long a link takes to answer, and not how fast it is.
+const LINK_BYTES: usize = 256 << 10;
+
 /// What a chunked store is to be.
 #[derive(Clone, Debug)]
 pub enum TierConfig {
@@ -415,7 +418,9 @@ impl<'a> Packer<'a> {
         }
         let started = Instant::now();
         self.segments.push(self.store.medium.write(bytes)?);
-        self.store.judge.note_written(bytes.len(), started.elapsed());
+        if bytes.len() >= LINK_BYTES {
+            self.store.judge.note_written(bytes.len(), started.elapsed());
+        }
         self.used = 0;
         Ok(())
     }
@@ -520,7 +525,9 @@ impl Reader<'_> {
             ReadFailure::Short => lost(first, Damage::Truncated),
             ReadFailure::Tier(error) => error,
         })?;
-        self.store.judge.note_read(len, started.elapsed());
+        if len >= LINK_BYTES {
+            self.store.judge.note_read(len, started.elapsed());
+        }
 
         for (number, head, offset) in wanted {
             let stored = bytes.get_mut(offset.saturating_sub(begin)..).unwrap_or_default();

@@ -11,8 +11,8 @@ use crate::{TierError, TierKind};
 /// may be called from any thread.
 ///
 /// What is counted are the store's dealings with what lies below it, one for each segment of some mebibytes, or each
-/// chunk in memory; in the host tier, which has nothing below it, puts and gets. Patterns, which are stored nowhere,
-/// are not counted.
+/// chunk in memory; in the host tier, which has nothing below it, puts and gets, and what is damaged or cut there is
+/// nothing. Patterns, which are stored nowhere, are not counted elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     state: Arc<Mutex<State>>,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
@@ -26,6 +26,9 @@ use crate::{OpenError, RemoteConfig, TierError, TierKind};
 const SEGMENT_BYTES: usize = 16 << 20;
 const TRIAL_BYTES: usize = 1 << 20;
 const TIER: TierKind = TierKind::Remote;
+
+/// Objects deleted by one request, or by several at once, when the store is closed.
+const BATCH: usize = 200;
 
 /// How long is waited for a client that keeps no deadline itself.
 const GRACE: Duration = Duration::from_secs(5);
@@ -211,8 +214,19 @@ impl Shared {
             Ok(paths)
         })?;
         self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        for path in found {
-            self.delete(path, None)?;
+        for batch in found.chunks(BATCH) {
+            let client = Arc::clone(&self.client);
+            let paths = stream::iter(batch.iter().cloned().map(Ok).collect::<Vec<_>>()).boxed();
+            self.run("delete its objects", async move {
+                let mut deleted = client.delete_stream(paths);
+                while let Some(result) = deleted.next().await {
+                    match result {
+                        Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -330,7 +344,10 @@ fn s3(config: &RemoteConfig, bucket: &str) -> Result<Arc<dyn ObjectStore>, OpenE
     // Refused only if the process has chosen one already, which will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry = object_store::RetryConfig { retry_timeout: config.timeout, ..Default::default() };
-    let mut builder = AmazonS3Builder::new().with_bucket_name(bucket).with_retry(retry);
+    // Objects are deleted one by one, and not every server knows requests that delete many.
+    let bulk = AmazonS3ConfigKey::DisableBulkDelete;
+    let builder = AmazonS3Builder::new().with_bucket_name(bucket).with_retry(retry);
+    let mut builder = builder.with_config(bulk, "true");
     for (name, value) in &config.options {
         let key: AmazonS3ConfigKey = name.parse().map_err(refused)?;
         builder = builder.with_config(key, value);
