@@ -15,6 +15,7 @@
     clippy::arithmetic_side_effects
 )]
 
+mod arena;
 mod buffer;
 mod file_kind;
 mod map;
@@ -22,6 +23,7 @@ pub mod sigbus;
 mod span;
 mod span_list;
 
+pub use arena::{ArenaError, ArenaSpec, HostArena, HostSlot};
 pub use buffer::HostBuffer;
 pub use map::{Departed, GuestMap, MAX_GUEST_BYTES, MAX_REGIONS, MapError, RegionSpec};
 pub use span::{HostSpan, SpanError};

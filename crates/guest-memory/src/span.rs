@@ -114,6 +114,15 @@ impl HostSpan {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr(), len) };
         len
     }
+
+    /// Copies bytes of another span in; the shorter of the two lengths decides how many. They may overlap.
+    pub fn copy_from(&self, other: &Self) -> usize {
+        let len = self.len.min(other.len);
+        // SAFETY: both spans keep `len` bytes mapped, `copy` allows them to overlap, and others may change them
+        // meanwhile, which a byte copy through raw pointers tolerates.
+        unsafe { std::ptr::copy(other.as_ptr(), self.as_ptr(), len) };
+        len
+    }
 }
 
 impl fmt::Debug for HostSpan {

@@ -41,6 +41,7 @@ const PLACES: &[Place] = &[
     only("vram-gpu", 1, &["vram-guest-memory"]),
     only("vram-gpu-sim", 2, &["vram-gpu", "vram-guest-memory"]),
     only("vram-gpu-cuda", 2, &["vram-gpu", "vram-guest-memory"]),
+    only("vram-tier", 1, &["vram-guest-memory"]),
     only("vram-virtqueue", 2, &["vram-guest-memory"]),
     only("vram-pool", 3, &["vram-gpu"]),
     only("vram-transfer", 3, &["vram-gpu", "vram-guest-memory", "vram-sandbox"]),
