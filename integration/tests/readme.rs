@@ -19,6 +19,9 @@ const HOST: &[&str] = &[
     "vramctl slice list",
     "vramctl slice attach demo --vmm qemu",
     "vramctl slice attach demo --vmm cloud-hypervisor",
+    "vramctl slice resize demo --limit 3GiB --guarantee 512MiB",
+    "vramctl gpu drain 0 --wait",
+    "vramctl gpu undrain 0",
 ];
 
 /// What is typed in the guest, in order.
@@ -54,7 +57,7 @@ fn commands_of_the_readme_work_on_a_host_and_in_a_guest() -> Result<()> {
     let host = Host::start(dir.path())?;
 
     let printed = fs::read_to_string(dir.path().join("output"))?;
-    for part in ["vram simulated GPU 3", "demo", "num_vqs=4", "queue_sizes=[256,256,256,256]"] {
+    for part in ["vram simulated GPU 3", "demo", "num_vqs=4", "queue_sizes=[256,256,256,256]", "drained"] {
         ensure!(printed.contains(part), "the host's commands did not print {part}:\n{printed}");
     }
     let device = VhostUserDevice::vram(dir.path().join("run/demo.sock"), 4);

@@ -197,3 +197,30 @@ fn second_vramd_on_the_same_sockets_is_refused_and_the_first_goes_on() -> Result
     assert!(vramctl(dir.path(), &["slice", "show", "web"])?.status.success());
     Ok(())
 }
+
+#[test]
+fn slices_are_resized_and_gpus_drained_under_a_running_daemon() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let _running = start(dir.path())?;
+    let run = |args: &[&str]| vramctl(dir.path(), args);
+    let grown = run(&["slice", "resize", "web", "--limit", "3GiB", "-o", "json"])?;
+    assert!(text(&grown.stdout).contains("\"limit_bytes\": 3221225472"), "{grown:?}");
+    let too_much = run(&["slice", "resize", "web", "--guarantee", "5GiB"])?;
+    assert_eq!(too_much.status.code(), Some(1));
+    assert!(text(&too_much.stderr).contains("above the limit"), "{too_much:?}");
+    let beyond = run(&["slice", "resize", "web", "--limit", "4GiB", "--guarantee", "4GiB"])?;
+    assert!(beyond.status.success(), "{beyond:?}");
+    let full = run(&["gpu", "drain", "2"])?;
+    assert_eq!(full.status.code(), Some(1));
+    assert!(text(&full.stderr).contains("guaranteed"), "{full:?}");
+    assert!(run(&["slice", "resize", "web", "--guarantee", "1GiB"])?.status.success());
+    let drained = run(&["gpu", "drain", "2", "--wait"])?;
+    assert!(drained.status.success() && text(&drained.stdout).contains("drained"), "{drained:?}");
+    let list = text(&run(&["gpu", "list"])?.stdout);
+    assert_eq!(list.matches("drained").count(), 1, "{list}");
+    assert!(run(&["gpu", "undrain", "2"])?.status.success());
+    assert!(!text(&run(&["gpu", "list"])?.stdout).contains("drained"));
+    let nobody = run(&["slice", "resize", "nobody", "--limit", "1GiB"])?;
+    assert!(text(&nobody.stderr).contains("batch"), "{nobody:?}");
+    Ok(())
+}

@@ -5,16 +5,16 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::{ACCEPT, CONNECTION, HOST};
+use hyper::header::{ACCEPT, CONNECTION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::ClientError;
-use crate::v1::{self, Daemon, Gpu, Gpus, Slice, Slices};
+use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,24 +68,30 @@ impl Client {
 
     /// Begins to move everything off a GPU; returns it as it is now.
     pub fn drain_gpu(&self, index: u16) -> Result<Gpu, ClientError> {
-        self.ask(Method::POST, &v1::gpu_drain_path(index))
+        self.ask(Method::POST, &v1::gpu_drain_path(index), Vec::new())
     }
 
     /// Takes a GPU back into use.
     pub fn undrain_gpu(&self, index: u16) -> Result<Gpu, ClientError> {
-        self.ask(Method::POST, &v1::gpu_undrain_path(index))
+        self.ask(Method::POST, &v1::gpu_undrain_path(index), Vec::new())
+    }
+
+    /// Changes limit and guarantee of a slice.
+    pub fn change_slice(&self, name: &str, change: &SliceChange) -> Result<Slice, ClientError> {
+        let body = serde_json::to_vec(change).map_err(|source| ClientError::Encode { source })?;
+        self.ask(Method::PATCH, &v1::slice_path(name), body)
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask(Method::GET, path)
+        self.ask(Method::GET, path, Vec::new())
     }
 
-    fn ask<T: DeserializeOwned>(&self, method: Method, path: &str) -> Result<T, ClientError> {
+    fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> Result<T, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| ClientError::Start { source })?;
-        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(method, path)))?;
+        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(method, path, body)))?;
         if status.is_success() {
             serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))
         } else {
@@ -106,15 +112,21 @@ impl Client {
         }
     }
 
-    async fn exchange(&self, method: Method, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.cannot_connect(source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http(e))?;
-        let mut request = Request::new(Empty::<Bytes>::new());
+        let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::try_from(path).unwrap_or_default();
         let headers = request.headers_mut();
         headers.insert(HOST, hyper::header::HeaderValue::from_static("localhost"));
+        headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, hyper::header::HeaderValue::from_static("application/json"));
         headers.insert(CONNECTION, hyper::header::HeaderValue::from_static("close"));
         // Its error is the exchange's error too; the task ends with the runtime.

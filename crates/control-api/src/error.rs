@@ -77,6 +77,12 @@ pub enum ClientError {
         /// What it said.
         body: ErrorBody,
     },
+    /// The request cannot be written as JSON.
+    #[error("The request cannot be written as JSON")]
+    Encode {
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
     /// The client itself could not start.
     #[error("Cannot start a client")]
     Start {
@@ -101,7 +107,11 @@ impl ClientError {
                 Some("Another program listens there, or vramd and vramctl differ in version".into())
             }
             Self::Refused { body, .. } => body.hint.clone(),
-            Self::Connect { .. } | Self::Http { .. } | Self::Body { .. } | Self::Start { .. } => None,
+            Self::Connect { .. }
+            | Self::Http { .. }
+            | Self::Body { .. }
+            | Self::Encode { .. }
+            | Self::Start { .. } => None,
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -29,9 +30,10 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
         .route(v1::GPU_DRAIN_PATH, post(drain_gpu))
         .route(v1::GPU_UNDRAIN_PATH, post(undrain_gpu))
         .route(v1::SLICES_PATH, get(slices))
-        .route(v1::SLICE_PATH, get(slice))
+        .route(v1::SLICE_PATH, get(slice).patch(change_slice))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(usize::try_from(max_body_bytes).unwrap_or(usize::MAX)))
         .layer(from_fn(move |request, next| refuse_large_body(max_body_bytes, request, next)))
         .with_state(state)
 }
@@ -65,9 +67,7 @@ fn change_gpu(
         Outcome::Returned(Err(Refusal::NotFound { message })) => {
             not_found(message, "GPUs are numbered from 0")
         }
-        Outcome::Returned(Err(Refusal::Conflict { message })) => {
-            refuse(StatusCode::CONFLICT, ErrorBody { code: ErrorCode::Conflict, message, hint: None })
-        }
+        Outcome::Returned(Err(Refusal::Conflict { message })) => conflict(message),
         Outcome::Panicked(_) => internal_error(),
     }
 }
@@ -90,6 +90,43 @@ async fn slice(State(state): SharedState, name: Result<Path<String>, PathRejecti
         Outcome::Returned(Err(body)) => refuse(StatusCode::NOT_FOUND, body),
         Outcome::Panicked(_) => internal_error(),
     }
+}
+
+async fn change_slice(
+    State(state): SharedState,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    let body = match body {
+        Ok(body) => body,
+        // Too large, or cut off.
+        Err(rejection) => return refuse(rejection.status(), bad_body(&rejection.body_text())),
+    };
+    // An array would do for a structure.
+    let object = serde_json::from_slice::<serde_json::Map<_, _>>(&body);
+    let change = match object.and_then(|object| serde_json::from_value(object.into())) {
+        Ok(change) => change,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string())),
+    };
+    match contain("operator API", || (state.change_slice(&name, change), state.slices())) {
+        Outcome::Returned((Ok(slice), _)) => Json(slice).into_response(),
+        Outcome::Returned((Err(Refusal::NotFound { .. }), slices)) => {
+            refuse(StatusCode::NOT_FOUND, no_such_slice(&name, &slices))
+        }
+        Outcome::Returned((Err(Refusal::Conflict { message }), _)) => conflict(message),
+        Outcome::Panicked(_) => internal_error(),
+    }
+}
+
+fn bad_body(problem: &str) -> ErrorBody {
+    let message = format!("The body is not a change of a slice: {}", quote(problem));
+    let hint = Some(r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#.to_owned());
+    ErrorBody { code: ErrorCode::BadRequest, message, hint }
+}
+
+fn conflict(message: String) -> Response {
+    refuse(StatusCode::CONFLICT, ErrorBody { code: ErrorCode::Conflict, message, hint: None })
 }
 
 fn no_such_slice(name: &str, slices: &[v1::Slice]) -> ErrorBody {
@@ -129,12 +166,21 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Response {
     let body = ErrorBody {
         code: ErrorCode::MethodNotAllowed,
         message: format!("{} does not take {}", quote(uri.path()), quote(method.as_str())),
-        hint: Some(if method == Method::GET { "Use POST" } else { "Use GET" }.to_owned()),
+        hint: Some(other_method(&method, uri.path()).to_owned()),
     };
     refuse(StatusCode::METHOD_NOT_ALLOWED, body)
 }
 
-/// Bodies of unknown length are not looked at, because no route reads one.
+fn other_method(method: &Method, path: &str) -> &'static str {
+    let is_slice = path.starts_with(&format!("{}/", v1::SLICES_PATH));
+    match (is_slice, *method == Method::GET) {
+        (true, _) => "Use GET or PATCH",
+        (false, true) => "Use POST",
+        (false, false) => "Use GET",
+    }
+}
+
+/// Bodies of unknown length are cut off where they become too long, if they are read at all.
 async fn refuse_large_body(max_body_bytes: u64, request: Request, next: Next) -> Response {
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     if length.and_then(|digits| digits.parse::<u64>().ok()).is_some_and(|bytes| bytes > max_body_bytes) {

@@ -1,6 +1,6 @@
 //! What the server asks the daemon.
 
-use vram_control_api::v1::{Daemon, Gpu, Slice};
+use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange};
 
 /// Why something asked for is not done. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,4 +40,7 @@ pub trait ControlState: Send + Sync + 'static {
 
     /// The slice of this name. `name` is whatever somebody typed.
     fn slice(&self, name: &str) -> Option<Slice>;
+
+    /// Changes limit and guarantee of the slice of this name; returns it as it is now.
+    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal>;
 }

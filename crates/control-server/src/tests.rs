@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 use vram_control_api::v1::{
-    BackedOnGpu, Daemon, ErrorCode, Gpu, GpuState, Placement, Slice, SliceCounters, SliceState,
+    BackedOnGpu, Daemon, ErrorCode, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState,
 };
 use vram_control_api::{Client, ClientError};
 
@@ -43,6 +43,17 @@ impl ControlState for FakeDaemon {
             numa_node: Some(0),
             state: GpuState::Ready,
         }]
+    }
+
+    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
+        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
+        let mut slice = self.slice(name).ok_or_else(missing)?;
+        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
+        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
+        if slice.guarantee_bytes > slice.limit_bytes {
+            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
+        }
+        Ok(slice)
     }
 
     fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
@@ -129,7 +140,9 @@ impl Fixture {
     }
 
     fn ask(&self, method: &str, path: &str) -> Value {
-        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}"
+        );
         let answer = self.exchange(request.as_bytes());
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
@@ -156,6 +169,41 @@ fn server_drains_gpus_by_post_alone() {
         let answer = fixture.exchange(request.as_bytes());
         assert!(answer.starts_with("HTTP/1.1 404"), "{index}: {answer}");
     }
+}
+
+#[test]
+fn server_changes_slices_by_patch() {
+    let fixture = serve(Limits::default());
+    let change = |limit_bytes, guarantee_bytes| {
+        fixture.client.change_slice("a", &SliceChange { limit_bytes, guarantee_bytes })
+    };
+
+    assert_eq!(change(Some(5), None).unwrap().limit_bytes, 5);
+    assert_eq!(change(Some(7), Some(6)).unwrap().guarantee_bytes, 6);
+    assert!(matches!(change(Some(1), Some(2)), Err(ClientError::Refused { status: 409, .. })));
+    let nobody = fixture.client.change_slice("c", &SliceChange::default());
+    assert!(matches!(nobody, Err(ClientError::Refused { status: 404, .. })));
+    let patch = |body: &str, headers: &str| {
+        let length = body.len();
+        fixture.exchange(
+            format!(
+                "PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )
+    };
+    for body in ["", "{", "[]", "{\"limit_bytes\":-1}", "{\"limit\":1}", "{\"limit_bytes\":1e99}", "\u{0}"] {
+        let answer = patch(body, "");
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("bad_request"), "{body}: {answer}");
+    }
+    assert!(patch("{}", "").starts_with("HTTP/1.1 200"));
+    let endless = "PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned()
+        + &"1000\r\n".to_owned().repeat(1)
+        + &"x".repeat(4096)
+        + "\r\n";
+    let endless = endless + &format!("20000\r\n{}\r\n0\r\n\r\n", "x".repeat(0x20000));
+    assert!(fixture.exchange(endless.as_bytes()).starts_with("HTTP/1.1 413"));
+    assert!(fixture.client.slice("a").is_ok());
 }
 
 #[test]
@@ -346,11 +394,13 @@ fn server_answers_what_the_openapi_document_says() {
     let paths = document["paths"].as_object().unwrap();
     assert_eq!(paths.len(), 6);
     for (path, operations) in paths {
-        let (method, operation) = operations.as_object().unwrap().iter().next().unwrap();
-        let body = fixture.ask(&method.to_uppercase(), &path.replace("{name}", "a").replace("{index}", "0"));
+        for (method, operation) in operations.as_object().unwrap() {
+            let path = path.replace("{name}", "a").replace("{index}", "0");
+            let body = fixture.ask(&method.to_uppercase(), &path);
 
-        let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
-        assert_matches_schema(&document, schema, &body, path);
+            let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
+            assert_matches_schema(&document, schema, &body, &path);
+        }
     }
 }
 

@@ -52,6 +52,17 @@ pub enum PoolError {
         /// Limit asked for.
         limit_bytes: u64,
     },
+    /// A slice's addresses are too few for the limit; they were reserved when the slice was made.
+    #[error(
+        "A limit of {limit_bytes} bytes does not fit the {band_bytes} bytes of addresses reserved for the slice; \
+         restart the daemon with the limit in its configuration"
+    )]
+    LimitBeyondBand {
+        /// Limit asked for.
+        limit_bytes: u64,
+        /// The largest limit these addresses serve.
+        band_bytes: u64,
+    },
     /// The guarantee does not fit what is not guaranteed yet.
     #[error(
         "A guarantee of {requested_bytes} bytes does not fit the {free_bytes} bytes not yet guaranteed; \

@@ -81,6 +81,7 @@ impl Pool {
             id,
             home,
             limit_shards: shards_up(config.limit_bytes, self.shard_bytes),
+            most_shards: shards_up(config.limit_bytes, self.shard_bytes),
             guarantee_shards: shards_up(config.guarantee_bytes, self.shard_bytes),
             config,
             band: Band::new(band.start.0, self.shard_bytes, regions),
@@ -97,6 +98,40 @@ impl Pool {
         self.slices.insert(id, slice);
         self.settle_promises();
         Ok(id)
+    }
+
+    /// Changes a slice's limit and guarantee. A slice that holds more than its new limit keeps what it has and gets
+    /// no new shard. Its addresses stay, so it cannot grow beyond them. On an error nothing has changed.
+    pub fn resize_slice(
+        &mut self,
+        slice: SliceId,
+        limit_bytes: u64,
+        guarantee_bytes: u64,
+    ) -> Result<(), PoolError> {
+        let found = self.slices.get(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
+        let config = SliceConfig { limit_bytes, guarantee_bytes, ..found.config.clone() };
+        let most_bytes = self.most_bytes(limit_bytes);
+        let band_bytes = found.band.span().len_bytes();
+        if most_bytes > band_bytes {
+            return Err(PoolError::LimitBeyondBand { limit_bytes, band_bytes });
+        }
+        self.check_sizes(&config)?;
+        let home = self.gpus.get(found.home).ok_or(PoolError::NoSuchGpu { gpu: found.home })?;
+        let promisable = self.promisable(config.placement, Some(slice))(home);
+        let guarantee_shards = shards_up(guarantee_bytes, self.shard_bytes);
+        // What was promised before a GPU was lost or drained is not taken back; more is not promised.
+        if guarantee_shards > found.guarantee_shards {
+            self.check_guarantee(guarantee_shards, promisable)?;
+        }
+        let limit_shards = shards_up(limit_bytes, self.shard_bytes);
+        if let Some(found) = self.slices.get_mut(&slice) {
+            found.config = config;
+            found.limit_shards = limit_shards;
+            found.guarantee_shards = guarantee_shards;
+            found.most_shards = found.limit_shards.max(found.held.total());
+        }
+        self.settle_promises();
+        Ok(())
     }
 
     /// Removes a slice that has nothing in it: no allocation, live or quarantined, no draining region, no grant.
@@ -215,39 +250,19 @@ impl Pool {
 
     /// Checks whether a slice may join, and finds its home.
     fn choose_home(&self, config: &SliceConfig) -> Result<GpuId, PoolError> {
-        let &SliceConfig { guarantee_bytes, limit_bytes, placement, home, .. } = config;
-        if self.most_bytes(limit_bytes) == 0 {
-            return Err(PoolError::BadLimit { limit_bytes });
-        }
-        if guarantee_bytes > limit_bytes {
-            return Err(PoolError::GuaranteeAboveLimit { guarantee_bytes, limit_bytes });
-        }
-        if let Some(gpu) = home
+        let placement = config.placement;
+        self.check_sizes(config)?;
+        if let Some(gpu) = config.home
             && self.gpus.get(gpu).is_none()
         {
             return Err(PoolError::NoSuchGpu { gpu });
         }
-        let guarantee_shards = shards_up(guarantee_bytes, self.shard_bytes);
-        // Room on one GPU counts only what cannot leave it: the promises of slices that spill move aside.
-        let mut local = ShardCounts::default();
+        let guarantee_shards = shards_up(config.guarantee_bytes, self.shard_bytes);
         let mut homes = ShardCounts::default();
-        let mut guaranteed = 0u32;
         for slice in self.slices.values() {
-            guaranteed = guaranteed.saturating_add(slice.guarantee_shards);
             homes.add(slice.home, 1);
-            if slice.config.placement.stays_home() {
-                local.add(slice.home, slice.guarantee_shards);
-            }
         }
-        let room = self.gpus.capacity_total().saturating_sub(guaranteed);
-        let room_at = |gpu: &GpuUsage| {
-            if placement.stays_home() {
-                let there = if gpu.draining { 0 } else { gpu.capacity_shards };
-                room.min(there.saturating_sub(local.of(gpu.id)))
-            } else {
-                room
-            }
-        };
+        let promisable = self.promisable(placement, None);
         // By load: what is promised to nobody, then the fewest slices that call it home, then what nobody holds. A slice
         // that packs goes where most is taken already.
         let free = |gpu: &GpuUsage| gpu.capacity_shards.saturating_sub(gpu.used_shards);
@@ -256,17 +271,57 @@ impl Pool {
             _ => [unpromised_shards(gpu), u32::MAX.saturating_sub(homes.of(gpu.id)), free(gpu)],
         };
         let rank = |gpu: &&GpuUsage| {
-            (!gpu.lost && !gpu.draining, room_at(gpu) >= guarantee_shards, preference(gpu), Reverse(gpu.id))
+            let fits = promisable(gpu) >= guarantee_shards;
+            (!gpu.lost && !gpu.draining, fits, preference(gpu), Reverse(gpu.id))
         };
-        let candidates = self.gpus.iter().filter(|gpu| home.is_none_or(|home| home == gpu.id));
+        let candidates = self.gpus.iter().filter(|gpu| config.home.is_none_or(|home| home == gpu.id));
         let chosen = candidates.max_by_key(rank).ok_or(PoolError::NoGpus)?;
-        if room_at(chosen) < guarantee_shards {
-            return Err(PoolError::GuaranteeDoesNotFit {
-                requested_bytes: self.in_bytes(guarantee_shards),
-                free_bytes: self.in_bytes(room_at(chosen)),
-            });
-        }
+        self.check_guarantee(guarantee_shards, promisable(chosen))?;
         Ok(chosen.id)
+    }
+
+    /// Whether limit and guarantee make sense by themselves.
+    fn check_sizes(&self, config: &SliceConfig) -> Result<(), PoolError> {
+        let &SliceConfig { guarantee_bytes, limit_bytes, .. } = config;
+        if self.most_bytes(limit_bytes) == 0 {
+            return Err(PoolError::BadLimit { limit_bytes });
+        }
+        if guarantee_bytes > limit_bytes {
+            return Err(PoolError::GuaranteeAboveLimit { guarantee_bytes, limit_bytes });
+        }
+        Ok(())
+    }
+
+    fn check_guarantee(&self, guarantee_shards: u32, promisable_shards: u32) -> Result<(), PoolError> {
+        if guarantee_shards <= promisable_shards {
+            return Ok(());
+        }
+        Err(PoolError::GuaranteeDoesNotFit {
+            requested_bytes: self.in_bytes(guarantee_shards),
+            free_bytes: self.in_bytes(promisable_shards),
+        })
+    }
+
+    /// How many shards could be guaranteed to a slice at home on a GPU, beside all slices but one.
+    fn promisable(&self, placement: Placement, except: Option<SliceId>) -> impl Fn(&GpuUsage) -> u32 {
+        // Room on one GPU counts only what cannot leave it: the promises of slices that spill move aside.
+        let mut local = ShardCounts::default();
+        let mut guaranteed = 0u32;
+        for slice in self.slices.values().filter(|slice| Some(slice.id) != except) {
+            guaranteed = guaranteed.saturating_add(slice.guarantee_shards);
+            if slice.config.placement.stays_home() {
+                local.add(slice.home, slice.guarantee_shards);
+            }
+        }
+        let room = self.gpus.capacity_total().saturating_sub(guaranteed);
+        move |gpu| {
+            if placement.stays_home() {
+                let there = if gpu.draining { 0 } else { gpu.capacity_shards };
+                room.min(there.saturating_sub(local.of(gpu.id)))
+            } else {
+                room
+            }
+        }
     }
 
     pub(crate) fn settle_promises(&mut self) {

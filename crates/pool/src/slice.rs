@@ -18,6 +18,8 @@ pub(crate) struct Slice {
     pub(crate) config: SliceConfig,
     pub(crate) home: GpuId,
     pub(crate) limit_shards: u32,
+    /// What it may hold until it holds less: more than the limit after that was lowered.
+    pub(crate) most_shards: u32,
     pub(crate) guarantee_shards: u32,
     pub(crate) band: Band,
     /// Free bytes of backed regions.

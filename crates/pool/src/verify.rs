@@ -52,7 +52,7 @@ pub enum Violation {
         /// Whose.
         slice: SliceId,
     },
-    /// A slice holds more than its limit.
+    /// A slice holds more than its limit, or than it held when that was lowered.
     #[error("{slice} holds more than its limit")]
     OverLimit {
         /// Whose.
@@ -128,7 +128,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
     {
         return Err(Violation::SliceSums { slice: id });
     }
-    if held.total() > slice.limit_shards {
+    if held.total() > slice.most_shards {
         return Err(Violation::OverLimit { slice: id });
     }
     verify_runs(slice)

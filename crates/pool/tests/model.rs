@@ -26,6 +26,7 @@ enum Step {
     PlanRelease { nth: usize },
     FinishRelease { nth: usize },
     Lose { gpu: u16 },
+    Resize { slice: usize, limit: u32, guarantee: u32 },
     Drain { gpu: u16 },
     EndDrain { gpu: u16 },
     Relocate,
@@ -78,6 +79,7 @@ struct Model {
     shard_bytes: u64,
     topology: Topology,
     configured: Vec<u32>,
+    pool_configured: u32,
     capacity: Vec<u32>,
     slices: Vec<ModelSlice>,
     freeings: Vec<Freeing>,
@@ -182,6 +184,7 @@ impl Model {
             shard_bytes: world.shard_bytes,
             topology,
             capacity: configured.clone(),
+            pool_configured: world.gpu_shards.iter().sum(),
             configured,
             slices,
             freeings: Vec::new(),
@@ -313,7 +316,8 @@ impl Model {
                 let after: Vec<_> = self.slices.iter().map(|slice| self.pool.usage(slice.id)).collect();
                 assert_eq!(before, after, "a refusal changed something");
                 let over_limit = len_bytes > u64::from(slice.limit) * self.shard_bytes;
-                let no_limit = over_limit || fewest.is_some_and(|fewest| held + fewest > slice.limit);
+                let no_limit =
+                    over_limit || fewest.is_some_and(|fewest| fewest > 0 && held + fewest > slice.limit);
                 let no_room = fewest.is_none_or(|fewest| (self.place(index, fewest).len() as u32) < fewest);
                 let draining = |slice: &ModelSlice| {
                     slice.regions.iter().any(|state| matches!(state, RegionState::Draining(_)))
@@ -359,7 +363,7 @@ impl Model {
         assert!(slice.cells[cells.clone()].iter().all(|cell| *cell == Cell::Free), "overlap");
         let new = self.unbacked_in(slice, range.start.0 - slice.start, rounded(range.len_bytes));
         assert_eq!(Some(new.len() as u32), fewest, "more shards than needed");
-        assert!(slice.held() + new.len() as u32 <= slice.limit, "over the limit");
+        assert!(new.is_empty() || slice.held() + new.len() as u32 <= slice.limit, "over the limit");
         let backings: Vec<_> = grant.backings().iter().map(|backing| backing.region.0).collect();
         assert_eq!(backings, new);
         let gpus: Vec<_> = grant.backings().iter().map(|backing| backing.gpu).collect();
@@ -524,6 +528,32 @@ impl Model {
         assert_eq!(lost.collect::<Vec<_>>(), expected);
     }
 
+    fn resize(&mut self, index: usize, limit: u32, guarantee: u32) {
+        let others = self.slices.iter().enumerate().filter(|(other, _)| *other != index);
+        let promised: u32 = others.clone().map(|(_, slice)| slice.guarantee).sum();
+        let slice = &self.slices[index];
+        let at_home: u32 = others
+            .filter(|(_, other)| other.local && other.home == slice.home)
+            .map(|(_, other)| other.guarantee)
+            .sum();
+        let usable = |gpu: usize| if self.draining[gpu] { 0 } else { self.capacity[gpu] };
+        let mut promisable = (0..3).map(usable).sum::<u32>().saturating_sub(promised);
+        if slice.local {
+            promisable = promisable.min(usable(slice.home.index()).saturating_sub(at_home));
+        }
+        let configured: u32 = self.pool_configured;
+        let fits_band = limit.min(configured) as usize <= slice.regions.len();
+        let fits =
+            fits_band && guarantee <= limit && (guarantee <= slice.guarantee || guarantee <= promisable);
+        let bytes = |shards: u32| u64::from(shards) * self.shard_bytes;
+        let resized = self.pool.resize_slice(slice.id, bytes(limit), bytes(guarantee));
+        assert_eq!(resized.is_ok(), fits, "{resized:?}");
+        if fits {
+            let slice = &mut self.slices[index];
+            (slice.limit, slice.guarantee) = (limit, guarantee);
+        }
+    }
+
     fn drain(&mut self, gpu: GpuId) {
         let lost = self.pool.gpus()[gpu.index()].lost;
         let left: u32 = (0..3)
@@ -663,6 +693,9 @@ impl Model {
             Step::PlanRelease { nth } => self.plan_release(nth),
             Step::FinishRelease { nth } => self.finish_release(nth),
             Step::Lose { gpu } => self.lose(GpuId(gpu)),
+            Step::Resize { slice, limit, guarantee } if slices > 0 => {
+                self.resize(slice % slices, limit, guarantee);
+            }
             Step::Drain { gpu } => self.drain(GpuId(gpu)),
             Step::EndDrain { gpu } => {
                 self.draining[usize::from(gpu)] = false;
@@ -752,7 +785,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(RelocationEnd::Abort),
         1 => Just(RelocationEnd::Refuse),
     ];
-    let pinner = slice.clone();
+    let (pinner, resized) = (slice.clone(), slice.clone());
     let step = prop_oneof![
         12 => alloc,
         11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
@@ -762,6 +795,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => any::<usize>().prop_map(|nth| Step::FinishRelease { nth }),
         1 => (0..3u16).prop_map(|gpu| Step::Restore { gpu }),
         1 => (0..3u16).prop_map(|gpu| Step::Drain { gpu }),
+        1 => (resized, 1..14u32, 0..6u32)
+            .prop_map(|(slice, limit, guarantee)| Step::Resize { slice, limit, guarantee }),
         1 => (0..3u16).prop_map(|gpu| Step::EndDrain { gpu }),
         4 => Just(Step::Relocate),
         3 => (any::<usize>(), ends).prop_map(|(nth, end)| Step::EndRelocation { nth, end }),

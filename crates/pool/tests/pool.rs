@@ -628,3 +628,48 @@ fn relocation_of_a_region_freed_meanwhile_returns_a_plan_for_it() {
     assert_eq!(pool.finish_release(plan), None);
     pool.verify().unwrap();
 }
+
+#[test]
+fn resize_changes_what_a_slice_may_hold_from_now_on() {
+    let mut pool = pool(&[8]);
+    let slice = add(&mut pool, config(1, 4));
+    let held = fill(&mut pool, slice, 4);
+    pool.resize_slice(slice, 2 * SHARD, SHARD).unwrap();
+    pool.verify().unwrap();
+    let refused = pool.plan_alloc(slice, request(SHARD)).unwrap_err();
+    assert!(matches!(refused, AllocError::OverLimit { limit_bytes, .. } if limit_bytes == 2 * SHARD));
+    assert_eq!(pool.usage(slice).unwrap().backed_bytes, 4 * SHARD);
+    for allocation in held.into_iter().take(3) {
+        free(&mut pool, slice, allocation);
+    }
+    alloc(&mut pool, slice, SHARD);
+    assert!(pool.plan_alloc(slice, request(SHARD)).is_err());
+    pool.resize_slice(slice, 8 * SHARD, 8 * SHARD).unwrap();
+    fill(&mut pool, slice, 6);
+    pool.verify().unwrap();
+}
+
+#[test]
+fn resize_that_cannot_be_is_refused_and_changes_nothing() {
+    let mut pool = pool(&[900]);
+    let slice = add(&mut pool, config(1, 4));
+    let other = add(&mut pool, config(800, 800));
+    let before = pool.usage(slice);
+    let refusals = [
+        pool.resize_slice(slice, 0, 0),
+        pool.resize_slice(slice, SHARD, 2 * SHARD),
+        pool.resize_slice(slice, 101 * SHARD, 101 * SHARD),
+        pool.resize_slice(slice, 600 * SHARD, 0),
+        pool.resize_slice(SliceId(9), SHARD, 0),
+    ];
+    assert!(matches!(refusals[0], Err(PoolError::BadLimit { .. })));
+    assert!(matches!(refusals[1], Err(PoolError::GuaranteeAboveLimit { .. })));
+    let fits = PoolError::GuaranteeDoesNotFit { requested_bytes: 101 * SHARD, free_bytes: 100 * SHARD };
+    assert_eq!(refusals[2], Err(fits));
+    assert!(matches!(refusals[3], Err(PoolError::LimitBeyondBand { .. })), "{:?}", refusals[3]);
+    assert!(matches!(refusals[4], Err(PoolError::NoSuchSlice { .. })));
+    assert_eq!(pool.usage(slice), before);
+    pool.resize_slice(other, 800 * SHARD, 0).unwrap();
+    pool.resize_slice(slice, 101 * SHARD, 101 * SHARD).unwrap();
+    pool.verify().unwrap();
+}

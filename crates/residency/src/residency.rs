@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
-use vram_pool::{Backing, Freeing, GpuCapacity, Pool, PoolConfig, SliceConfig, SliceId};
+use vram_pool::{Backing, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, SliceConfig, SliceId};
 use vram_transfer::{Again, Engine, Part};
 
 use crate::release::release_all;
@@ -120,6 +120,18 @@ impl Residency {
         })?;
         self.releases.lock().unwrap_or_else(PoisonError::into_inner).insert(slice, sender);
         Ok(slice)
+    }
+
+    /// Changes a slice's limit and guarantee; see [`Pool::resize_slice`].
+    pub fn resize_slice(
+        &self,
+        slice: SliceId,
+        limit_bytes: u64,
+        guarantee_bytes: u64,
+    ) -> Result<(), PoolError> {
+        self.pool().resize_slice(slice, limit_bytes, guarantee_bytes)?;
+        self.released.notify_all();
+        Ok(())
     }
 
     /// Hands a freed allocation to its slice's release thread.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use vram_control_api::DEFAULT_CONTROL_SOCKET;
+use vram_control_api::{ByteSize, DEFAULT_CONTROL_SOCKET};
 
 /// Shows and explains what vramd serves.
 #[derive(Debug, Parser)]
@@ -71,6 +71,18 @@ pub(crate) enum SliceCommand {
     Show {
         /// Name of the slice
         name: String,
+    },
+    /// Changes what a slice may have and can always have
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+    Resize {
+        /// Name of the slice
+        name: String,
+        /// Most bytes it can have; below what it has, it keeps that and gets no new shards
+        #[arg(long, value_name = "SIZE", group = "change")]
+        limit: Option<ByteSize>,
+        /// Bytes it can always have, at most the limit
+        #[arg(long, value_name = "SIZE", group = "change")]
+        guarantee: Option<ByteSize>,
     },
     /// The options that attach a slice to a virtual machine
     Attach {

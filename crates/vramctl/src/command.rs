@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, Slices};
+use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, SliceChange, Slices};
 use vram_control_api::{ByteSize, Client, ClientError};
 
 use crate::args::{Args, Command, GpuCommand, Output, SliceCommand};
@@ -65,6 +65,13 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
         }
         Command::Slice(SliceCommand::List) => show(output, &client.slices()?, slice_table),
         Command::Slice(SliceCommand::Show { name }) => show(output, &client.slice(&name)?, slice_fields),
+        Command::Slice(SliceCommand::Resize { name, limit, guarantee }) => {
+            let change = SliceChange {
+                limit_bytes: limit.map(ByteSize::bytes),
+                guarantee_bytes: guarantee.map(ByteSize::bytes),
+            };
+            show(output, &client.change_slice(&name, &change)?, slice_fields)
+        }
         Command::Slice(SliceCommand::Attach { name, vmm }) => {
             let attachment = Attachment::new(&client.slice(&name)?, vmm);
             let mut shown = show(output, &attachment, Attachment::shell_line)?;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use vram_control_api::v1::{
-    BackedOnGpu, Daemon, Gpu, GpuState, Gpus, Placement, Slice, SliceCounters, SliceState, Slices,
+    BackedOnGpu, Daemon, Gpu, GpuState, Gpus, Placement, Slice, SliceChange, SliceCounters, SliceState,
+    Slices,
 };
 use vram_control_server::{ControlServer, ControlState, Refusal};
 
@@ -36,6 +37,17 @@ impl ControlState for FakeDaemon {
             numa_node: None,
             state: GpuState::Ready,
         }]
+    }
+
+    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
+        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
+        let mut slice = self.slice(name).ok_or_else(missing)?;
+        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
+        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
+        if slice.guarantee_bytes > slice.limit_bytes {
+            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
+        }
+        Ok(slice)
     }
 
     fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
@@ -188,6 +200,19 @@ uptime:          3m 7s
         assert_eq!(output(&result), *expected, "{arguments:?}: {}", notes(&result));
         assert_eq!(result.status.code(), Some(0));
     }
+}
+
+#[test]
+fn slices_are_resized() {
+    let fixture = serve();
+
+    let resized = fixture.run(&["slice", "resize", "tenant-a", "--limit", "3GiB", "--guarantee", "1GiB"]);
+    assert!(resized.status.success() && output(&resized).contains("3GiB"), "{resized:?}");
+    let refused = fixture.run(&["slice", "resize", "tenant-a", "--limit", "1MiB", "--guarantee", "1GiB"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(notes(&refused).contains("above the limit"), "{refused:?}");
+    assert_eq!(fixture.run(&["slice", "resize", "tenant-a"]).status.code(), Some(2));
+    assert_eq!(fixture.run(&["slice", "resize", "tenant-a", "--limit", "lots"]).status.code(), Some(2));
 }
 
 #[test]

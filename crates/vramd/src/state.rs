@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use vram_control_api::v1;
+use tracing::info;
+use vram_control_api::{ByteSize, v1};
 use vram_control_server::{ControlState, Refusal};
 use vram_gpu::{DeviceInfo, GpuId};
 use vram_pool::{DrainError, Placement, SliceId};
@@ -153,6 +154,19 @@ impl ControlState for DaemonState {
         let mut slices: Vec<_> = self.slices.iter().filter_map(|slice| self.show(slice)).collect();
         slices.sort_by(|a, b| a.name.cmp(&b.name));
         slices
+    }
+
+    fn change_slice(&self, name: &str, change: v1::SliceChange) -> Result<v1::Slice, Refusal> {
+        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
+        let slice = self.slices.iter().find(|slice| slice.name == name).ok_or_else(missing)?;
+        let config = self.residency.pool().slice_config(slice.id).cloned().ok_or_else(missing)?;
+        let limit = ByteSize(change.limit_bytes.unwrap_or(config.limit_bytes));
+        let guarantee = ByteSize(change.guarantee_bytes.unwrap_or(config.guarantee_bytes));
+        self.residency
+            .resize_slice(slice.id, limit.bytes(), guarantee.bytes())
+            .map_err(|error| Refusal::Conflict { message: error.to_string() })?;
+        info!(slice = %name, %limit, %guarantee, "the slice was resized");
+        self.show(slice).ok_or_else(missing)
     }
 
     fn slice(&self, name: &str) -> Option<v1::Slice> {

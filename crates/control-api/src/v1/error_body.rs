@@ -38,6 +38,8 @@ pub enum ErrorCode {
     UnknownRoute,
     /// The path exists, this method on it does not (405).
     MethodNotAllowed,
+    /// The body is not what belongs there (400).
+    BadRequest,
     /// It cannot be done as things are (409).
     Conflict,
     /// The request has a larger body than the server reads (413).

@@ -15,7 +15,7 @@ use super::*;
             `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body.",
         version = "1"
     ),
-    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice),
+    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice),
     components(schemas(ErrorBody))
 )]
 struct Description;
@@ -69,6 +69,22 @@ fn slices() {}
 )]
 /// One slice
 fn slice() {}
+
+#[utoipa::path(
+    patch,
+    path = SLICE_PATH,
+    params(("name" = String, Path, description = "Name of the slice")),
+    request_body = SliceChange,
+    responses(
+        (status = 200, body = Slice, description = "The slice as it is now"),
+        (status = 400, body = ErrorBody, description = "The body is no `SliceChange`"),
+        (status = 404, body = ErrorBody, description = "There is no such slice; the hint lists those there are"),
+        (status = 409, body = ErrorBody, description = "It cannot be: the guarantee is above the limit or does not fit, or \
+            the limit does not fit the slice's addresses")
+    )
+)]
+/// Changes limit and guarantee of a slice
+fn change_slice() {}
 
 #[test]
 fn openapi_document_matches_the_types() {

@@ -129,6 +129,19 @@ pub struct SliceCounters {
     pub copied_bytes: u64,
 }
 
+/// What is to change of a slice; what is left out stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SliceChange {
+    /// Bytes it can have at most. Lowered below what it has, it keeps that and gets no new shards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Bytes it can always have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee_bytes: Option<u64>,
+}
+
 /// All slices, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(utoipa::ToSchema))]
