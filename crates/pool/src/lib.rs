@@ -33,11 +33,12 @@
     clippy::arithmetic_side_effects
 )]
 
+mod address_map;
 mod band;
+mod block;
 mod config;
 mod error;
 mod extent;
-mod free_map;
 mod gpu;
 mod grant;
 mod pool;
@@ -45,6 +46,7 @@ mod region;
 mod release;
 mod room;
 mod slice;
+mod sorted;
 mod span;
 mod usage;
 mod verify;

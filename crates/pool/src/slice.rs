@@ -1,11 +1,9 @@
 //! A slice's books: its band, what lies in it, and the shards it holds.
 
-use std::collections::BTreeMap;
-
 use vram_gpu::{DeviceRange, GpuId};
 
+use crate::address_map::AddressMap;
 use crate::band::Band;
-use crate::free_map::FreeMap;
 use crate::gpu::{Gpus, ShardCounts};
 use crate::room::When;
 use crate::span::Span;
@@ -20,12 +18,8 @@ pub(crate) struct Slice {
     pub(crate) limit_shards: u32,
     pub(crate) guarantee_shards: u32,
     pub(crate) band: Band,
-    /// Free bytes of backed regions.
-    pub(crate) free: FreeMap,
-    /// Live allocations: start to the length asked for.
-    pub(crate) live: BTreeMap<u64, u64>,
-    /// Freed allocations not yet released, likewise.
-    pub(crate) quarantined: BTreeMap<u64, u64>,
+    /// What each byte of the band is.
+    pub(crate) map: AddressMap,
     /// What the pending grant reserves.
     pub(crate) pending: Option<Span>,
     pub(crate) live_bytes: u64,
@@ -60,7 +54,7 @@ impl Slice {
 
     /// Number of live allocations.
     pub(crate) fn allocations(&self) -> u64 {
-        u64::try_from(self.live.len()).unwrap_or(u64::MAX)
+        self.map.allocations()
     }
 
     /// Counts a span as live in the regions it touches.
@@ -126,7 +120,7 @@ impl Slice {
         self.band.set_state(region, RegionState::Backed(gpu));
         let window = self.band.region_span(region);
         for beside in window.around(granted.intersection(window)) {
-            self.free.insert(beside);
+            self.map.free(beside);
         }
     }
 
@@ -148,7 +142,7 @@ impl Slice {
         match self.band.region(region).map(|region| region.state) {
             Some(RegionState::Backed(gpu)) => {
                 self.band.set_state(region, RegionState::Draining(gpu));
-                self.free.remove_within(self.band.region_span(region));
+                self.map.close_free(self.band.region_span(region));
                 plan.unback.push(self.band.backing(region, gpu));
                 true
             }
@@ -166,11 +160,11 @@ impl Slice {
         let mut plan = ReleasePlan::empty(self.id);
         for index in self.band.touched(span) {
             let Some(region) = self.band.region(index).copied() else { continue };
-            if region.is_empty() && self.drain(index, &mut plan) {
-                continue;
-            }
-            if let RegionState::Backed(_) = region.state {
-                self.free.insert(span.intersection(self.band.region_span(index)));
+            let part = span.intersection(self.band.region_span(index));
+            let drained = region.is_empty() && self.drain(index, &mut plan);
+            match region.state {
+                RegionState::Backed(_) if !drained => self.map.free(part),
+                _ => self.map.close(part),
             }
         }
         (!plan.is_trivial()).then_some(plan)
@@ -189,7 +183,7 @@ impl Slice {
         regions
             .into_iter()
             .map(|index| {
-                self.free.remove_within(self.band.region_span(index));
+                self.map.close_free(self.band.region_span(index));
                 self.band.set_state(index, RegionState::Lost(lost));
                 self.band.backing(index, lost)
             })
@@ -198,9 +192,7 @@ impl Slice {
 
     /// The live allocation that has a byte at an address.
     pub(crate) fn allocation_at(&self, address: u64) -> Option<DeviceRange> {
-        let (&start, &len_bytes) = self.live.range(..=address).next_back()?;
-        let span = Span::new(start, len_bytes);
-        (address < span.end).then(|| span.range())
+        self.map.allocation_at(address).map(Span::range)
     }
 }
 
