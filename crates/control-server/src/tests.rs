@@ -198,10 +198,7 @@ fn server_changes_slices_by_patch() {
     }
     assert!(patch("{}", "").starts_with("HTTP/1.1 200"));
     let endless = "PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned()
-        + &"1000\r\n".to_owned().repeat(1)
-        + &"x".repeat(4096)
-        + "\r\n";
-    let endless = endless + &format!("20000\r\n{}\r\n0\r\n\r\n", "x".repeat(0x20000));
+        + &format!("20000\r\n{}\r\n0\r\n\r\n", "x".repeat(0x20000));
     assert!(fixture.exchange(endless.as_bytes()).starts_with("HTTP/1.1 413"));
     assert!(fixture.client.slice("a").is_ok());
 }

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 
 use vram_gpu::GpuId;
 
+use crate::address_map::AddressMap;
 use crate::config::GRANULARITY_BYTES;
-use crate::free_map::FreeMap;
 use crate::span::{GRANULE_BYTES, Span, align_down, align_up};
 use crate::{Backing, RegionIndex, RegionState};
 
@@ -123,13 +123,18 @@ impl Band {
     }
 
     /// The place for an allocation that needs the fewest new shards, the lowest of several. Looks only at places that
-    /// take in an unbacked region: `free` itself knows the others.
+    /// take in an unbacked region: the map itself knows the others.
     ///
     /// A place reaches over one run of unbacked regions and the free bytes that touch the run on both sides. It needs
     /// fewest shards where it uses most of those bytes on one side, so only the outermost places of a run can be best;
     /// alignments above that of the regions add those where it meets region edges differently. Costs a look at each run,
     /// but stops at the first that cannot be beaten, which for allocations up to a shard is the first that fits.
-    pub(crate) fn find_window(&self, free: &FreeMap, len_bytes: u64, alignment_bytes: u64) -> Option<Window> {
+    pub(crate) fn find_window(
+        &self,
+        map: &AddressMap,
+        len_bytes: u64,
+        alignment_bytes: u64,
+    ) -> Option<Window> {
         let most_beside_run = self.shard_bytes.saturating_sub(GRANULE_BYTES).saturating_mul(2);
         let fewest = shards_up(len_bytes.saturating_sub(most_beside_run), self.shard_bytes).max(1);
         let mut best: Option<Window> = None;
@@ -139,8 +144,8 @@ impl Band {
                 continue;
             }
             let usable = Span {
-                start: free.ending_at(run.start).map_or(run.start, |before| before.start),
-                end: free.starting_at(run.end).map_or(run.end, |after| after.end),
+                start: map.free_ending_at(run.start).map_or(run.start, |before| before.start),
+                end: map.free_starting_at(run.end).map_or(run.end, |after| after.end),
             };
             for start in self.window_starts(usable, len_bytes, alignment_bytes) {
                 let span = Span::new(start, len_bytes);

@@ -75,10 +75,10 @@ impl Pool {
         if found.pending.is_some() {
             return Err(AllocError::Busy { slice });
         }
-        if let Some(span) = found.free.best_fit(wanted.reserved_bytes, wanted.alignment_bytes) {
+        if let Some(span) = found.map.best_fit(wanted.reserved_bytes, wanted.alignment_bytes) {
             return Ok(self.grant(slice, wanted, Window { span, new_shards: 0 }, Vec::new()));
         }
-        let window = found.band.find_window(&found.free, wanted.reserved_bytes, wanted.alignment_bytes);
+        let window = found.band.find_window(&found.map, wanted.reserved_bytes, wanted.alignment_bytes);
         let mut room = Room::of(&self.gpus, self.slices.values(), found, When::Now);
         let limit_left = found.limit_shards.saturating_sub(found.held.total());
         match window {
@@ -98,7 +98,7 @@ impl Pool {
         let span = Span::reserved_by(range);
         if let Some(slice) = self.slices.get_mut(&slice).filter(|slice| slice.pending == Some(span)) {
             slice.pending = None;
-            slice.live.insert(range.start.0, range.len_bytes);
+            slice.map.commit(span, range.len_bytes);
             for backing in backings {
                 slice.finish_backing(backing.region, span);
             }
@@ -133,8 +133,8 @@ impl Pool {
 
     /// All live allocations of a slice, in order of address.
     pub fn allocations(&self, slice: SliceId) -> impl Iterator<Item = Allocation> + '_ {
-        let live = self.slices.get(&slice).into_iter().flat_map(|slice| &slice.live);
-        live.map(|(&start, &len_bytes)| Allocation { range: Span::new(start, len_bytes).range() })
+        let live = self.slices.get(&slice).into_iter().flat_map(|slice| slice.map.live());
+        live.map(|span| Allocation { range: span.range() })
     }
 
     /// Books a window, the new shards in it coming from `gpus`.
@@ -143,10 +143,8 @@ impl Pool {
         let mut grant = Grant { slice: id, range, backings: Vec::new() };
         let Some(slice) = self.slices.get_mut(&id) else { return grant };
         slice.pending = Some(window.span);
-        if window.new_shards == 0 {
-            slice.free.remove(window.span);
-        } else {
-            slice.free.remove_within(window.span);
+        slice.map.grant(window.span);
+        if window.new_shards > 0 {
             grant.backings = Vec::with_capacity(gpus.len());
             let unbacked = slice.band.unbacked_in(window.span);
             for (region, gpu) in unbacked.into_iter().zip(gpus) {

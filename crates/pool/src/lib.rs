@@ -36,11 +36,12 @@
     clippy::arithmetic_side_effects
 )]
 
+mod address_map;
 mod band;
+mod block;
 mod config;
 mod error;
 mod extent;
-mod free_map;
 mod gpu;
 mod grant;
 mod heat;
@@ -50,6 +51,7 @@ mod release;
 mod relocation;
 mod room;
 mod slice;
+mod sorted;
 mod span;
 mod usage;
 mod verify;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use vram_gpu::{DeviceRange, GpuId};
 
+use crate::address_map::AddressMap;
 use crate::band::{Band, shards_up};
 use crate::config::{GRANULARITY_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES};
-use crate::free_map::FreeMap;
 use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
 use crate::slice::Slice;
 use crate::span::Span;
@@ -85,9 +85,7 @@ impl Pool {
             guarantee_shards: shards_up(config.guarantee_bytes, self.shard_bytes),
             config,
             band: Band::new(band.start.0, self.shard_bytes, regions),
-            free: FreeMap::default(),
-            live: BTreeMap::new(),
-            quarantined: BTreeMap::new(),
+            map: AddressMap::new(Span::of(band)),
             pending: None,
             live_bytes: 0,
             quarantined_bytes: 0,

@@ -86,8 +86,7 @@ impl Pool {
     pub fn begin_free(&mut self, slice: SliceId, base: DeviceAddress) -> Result<Freeing, PoolError> {
         let found = self.slices.get_mut(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
         let len_bytes =
-            found.live.remove(&base.0).ok_or(PoolError::NoSuchAllocation { slice, address: base })?;
-        found.quarantined.insert(base.0, len_bytes);
+            found.map.quarantine(base.0).ok_or(PoolError::NoSuchAllocation { slice, address: base })?;
         let range = Span::new(base.0, len_bytes).range();
         found.vacate(Span::reserved_by(range), Vacated::Quarantined);
         Ok(Freeing { slice, range })
@@ -132,7 +131,9 @@ impl Pool {
             slice.unback(&mut self.gpus, backing.region);
         }
         let range = range?;
-        slice.quarantined.remove(&range.start.0)?;
+        if !slice.map.is_quarantined(Span::of(range)) {
+            return None;
+        }
         let span = Span::reserved_by(range);
         slice.end_quarantine(span);
         slice.settle(span)

@@ -1,11 +1,9 @@
 //! A slice's books: its band, what lies in it, and the shards it holds.
 
-use std::collections::BTreeMap;
-
 use vram_gpu::{DeviceRange, GpuId};
 
+use crate::address_map::AddressMap;
 use crate::band::{Band, Region};
-use crate::free_map::FreeMap;
 use crate::gpu::{Gpus, ShardCounts};
 use crate::room::When;
 use crate::span::Span;
@@ -22,12 +20,8 @@ pub(crate) struct Slice {
     pub(crate) most_shards: u32,
     pub(crate) guarantee_shards: u32,
     pub(crate) band: Band,
-    /// Free bytes of backed regions.
-    pub(crate) free: FreeMap,
-    /// Live allocations: start to the length asked for.
-    pub(crate) live: BTreeMap<u64, u64>,
-    /// Freed allocations not yet released, likewise.
-    pub(crate) quarantined: BTreeMap<u64, u64>,
+    /// What each byte of the band is.
+    pub(crate) map: AddressMap,
     /// What the pending grant reserves.
     pub(crate) pending: Option<Span>,
     pub(crate) live_bytes: u64,
@@ -71,7 +65,7 @@ impl Slice {
 
     /// Number of live allocations.
     pub(crate) fn allocations(&self) -> u64 {
-        u64::try_from(self.live.len()).unwrap_or(u64::MAX)
+        self.map.allocations()
     }
 
     /// Counts a span as live in the regions it touches.
@@ -137,7 +131,7 @@ impl Slice {
         self.band.set_state(region, RegionState::Backed(gpu));
         let window = self.band.region_span(region);
         for beside in window.around(granted.intersection(window)) {
-            self.free.insert(beside);
+            self.map.free(beside);
         }
     }
 
@@ -159,7 +153,7 @@ impl Slice {
         match self.band.region(region).map(|region| region.state) {
             Some(RegionState::Backed(gpu)) => {
                 self.band.set_state(region, RegionState::Draining(gpu));
-                self.free.remove_within(self.band.region_span(region));
+                self.map.close_free(self.band.region_span(region));
                 plan.unback.push(self.band.backing(region, gpu));
                 true
             }
@@ -234,11 +228,11 @@ impl Slice {
         let mut plan = ReleasePlan::empty(self.id);
         for index in self.band.touched(span) {
             let Some(region) = self.band.region(index).copied() else { continue };
-            if self.release_if_empty(index, &mut plan) {
-                continue;
-            }
-            if let RegionState::Backed(_) | RegionState::Moving { .. } = region.state {
-                self.free.insert(span.intersection(self.band.region_span(index)));
+            let part = span.intersection(self.band.region_span(index));
+            let drained = self.release_if_empty(index, &mut plan);
+            match region.state {
+                RegionState::Backed(_) | RegionState::Moving { .. } if !drained => self.map.free(part),
+                _ => self.map.close(part),
             }
         }
         (!plan.is_trivial()).then_some(plan)
@@ -255,7 +249,7 @@ impl Slice {
         regions
             .into_iter()
             .map(|index| {
-                self.free.remove_within(self.band.region_span(index));
+                self.map.close_free(self.band.region_span(index));
                 self.band.set_state(index, RegionState::Lost(lost));
                 self.band.backing(index, lost)
             })
@@ -264,9 +258,7 @@ impl Slice {
 
     /// The live allocation that has a byte at an address.
     pub(crate) fn allocation_at(&self, address: u64) -> Option<DeviceRange> {
-        let (&start, &len_bytes) = self.live.range(..=address).next_back()?;
-        let span = Span::new(start, len_bytes);
-        (address < span.end).then(|| span.range())
+        self.map.allocation_at(address).map(Span::range)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use vram_gpu::{DeviceAddress, GpuId};
 
+use crate::block::BlockUse;
 use crate::gpu::ShardCounts;
 use crate::slice::Slice;
-use crate::span::{GRANULE_BYTES, Span, round_up_to_granule};
+use crate::span::{GRANULE_BYTES, Span};
 use crate::{Pool, RegionIndex, RegionState, SliceId};
 
 /// An invariant that does not hold: a bug in this crate.
@@ -26,8 +27,8 @@ pub enum Violation {
         /// Where.
         address: DeviceAddress,
     },
-    /// Two free spans touch, or the two orders of the free map differ.
-    #[error("The free map of {slice} is out of order")]
+    /// Two free spans touch, the two orders of the free ones differ, or something else is granted than what is pending.
+    #[error("The address map of {slice} is out of order")]
     FreeMap {
         /// Whose.
         slice: SliceId,
@@ -112,7 +113,8 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
     let id = slice.id;
     let booked = booked_spans(slice);
     verify_order(slice, &booked)?;
-    if !slice.free.is_consistent() {
+    let granted = slice.map.spans().filter(|(_, used)| *used == BlockUse::Granted).map(|(span, _)| span);
+    if !slice.map.is_consistent() || !granted.eq(slice.pending) {
         return Err(Violation::FreeMap { slice: id });
     }
     let sum = |kind| {
@@ -136,14 +138,13 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
 
 /// Everything booked, in order of address.
 fn booked_spans(slice: &Slice) -> Vec<(Span, Booked)> {
-    let reserved =
-        |(&start, &len_bytes): (&u64, &u64)| Span::new(start, round_up_to_granule(len_bytes).unwrap_or(0));
-    let mut booked: Vec<_> = slice.free.iter().map(|span| (span, Booked::Free)).collect();
-    booked.extend(slice.live.iter().map(|entry| (reserved(entry), Booked::Live)));
-    booked.extend(slice.pending.map(|span| (span, Booked::Live)));
-    booked.extend(slice.quarantined.iter().map(|entry| (reserved(entry), Booked::Quarantined)));
-    booked.sort_by_key(|(span, _)| (span.start, span.end));
-    booked
+    let booked = |(span, used)| match used {
+        BlockUse::Closed => None,
+        BlockUse::Free => Some((span, Booked::Free)),
+        BlockUse::Live { .. } | BlockUse::Granted => Some((span, Booked::Live)),
+        BlockUse::Quarantined { .. } => Some((span, Booked::Quarantined)),
+    };
+    slice.map.spans().filter_map(booked).collect()
 }
 
 /// Booked spans overlap nowhere, are aligned, and free ones do not touch.
