@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use vram_control_api::Client;
+use vram_control_api::v1::GpuState;
 use vram_gpu::GpuId;
 use vram_protocol::Status;
-use vram_testkit::Driver;
-use vram_tests::{RandomGuest, TestDaemon};
+use vram_testkit::{Driver, VmSpec};
+use vram_tests::{Gpus, RandomGuest, SpawnedVramd, TestDaemon};
 
 const MIB: u64 = 1 << 20;
 
@@ -202,4 +204,56 @@ fn region_in_use_for_long_is_left_alone_and_moved_later() -> Result<()> {
     wait_until_empty(&daemon, gpu)?;
     expect(&mut driver, context, base, &vec![9; 2 << 20])?;
     Ok(())
+}
+
+/// The real daemon, drained by its operator API under a guest.
+fn drain_under_a_guest(gpus: Gpus, spec: &str) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mut vramd = SpawnedVramd::start(gpus, spec, &["a=32MiB,queues=2"], dir.path())?;
+    let client = Client::new(dir.path().join("control.sock"));
+    let mut driver = Driver::connect(&dir.path().join("a.sock"), &VmSpec::default())?;
+    driver.hello(1)?;
+    let over = AtomicBool::new(false);
+    let lives = std::thread::scope(|scope| {
+        let guest = scope.spawn(|| -> Result<u64> {
+            let mut guest = RandomGuest::new(77);
+            let mut lives = 0;
+            while !over.load(Ordering::Relaxed) {
+                guest.live(&mut driver, 60)?;
+                driver.hello(2 + lives)?;
+                lives += 1;
+            }
+            Ok(lives)
+        });
+        for round in 0..8 {
+            let index = round % 2;
+            client.drain_gpu(index)?;
+            let started = Instant::now();
+            while client.gpus()?.gpus.iter().any(|gpu| gpu.state == GpuState::Draining) {
+                ensure!(started.elapsed() < Duration::from_secs(20), "GPU {index} is not empty");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            client.undrain_gpu(index)?;
+        }
+        over.store(true, Ordering::Relaxed);
+        guest.join().expect("a guest panicked")
+    })?;
+    ensure!(lives > 0 && vramd.is_running()?);
+    Ok(())
+}
+
+#[test]
+fn gpus_are_drained_under_a_guest_on_the_simulator_itself() -> Result<()> {
+    drain_under_a_guest(Gpus::Sim, "2x48MiB,fresh=dirty")
+}
+
+#[test]
+fn gpus_are_drained_under_a_guest_through_the_simulated_driver() -> Result<()> {
+    drain_under_a_guest(Gpus::SimulatedDriver, "2x48MiB,fresh=dirty")
+}
+
+/// GPUs that cannot reach each other's memory exchange it through the host.
+#[test]
+fn gpus_are_drained_under_a_guest_without_peer_access() -> Result<()> {
+    drain_under_a_guest(Gpus::SimulatedDriver, "2x48MiB,fresh=dirty,peers=none")
 }
