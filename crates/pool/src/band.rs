@@ -30,7 +30,7 @@ impl Region {
     /// Whether the region's shard is on its way back to its GPU, unless something new is put in.
     pub(crate) fn returning_to(&self) -> Option<GpuId> {
         match self.state {
-            RegionState::Draining(gpu) => Some(gpu),
+            RegionState::Returning(gpu) => Some(gpu),
             RegionState::Backed(gpu) if self.live_bytes == 0 => Some(gpu),
             _ => None,
         }

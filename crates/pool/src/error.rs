@@ -93,8 +93,8 @@ pub enum PoolError {
     },
     /// The slice still has something in it.
     #[error(
-        "{slice} still has {allocations} allocations, {quarantined_bytes} quarantined bytes, {draining_regions} \
-         draining regions and {grants} pending grants; free them first"
+        "{slice} still has {allocations} allocations, {quarantined_bytes} quarantined bytes, {returning_regions} \
+         returning regions and {grants} pending grants; free them first"
     )]
     SliceInUse {
         /// Which.
@@ -104,7 +104,7 @@ pub enum PoolError {
         /// Bytes freed and not yet released.
         quarantined_bytes: u64,
         /// Regions whose shard is being taken away.
-        draining_regions: u32,
+        returning_regions: u32,
         /// Pending grants: zero or one.
         grants: u32,
     },
@@ -210,7 +210,7 @@ pub enum AllocError {
         requested_bytes: u64,
     },
     /// It may fit once bytes that are being released are free again: wait for a release to finish and ask again.
-    /// Asked when nothing of the slice is quarantined or draining and no shard is on its way back to a GPU, the
+    /// Asked when nothing of the slice is quarantined or returning and no shard is on its way back to a GPU, the
     /// answer is never this.
     #[error("{requested_bytes} bytes may fit once released memory is scrubbed")]
     QuarantinePending {

@@ -1,20 +1,39 @@
-//! Extents: which GPU is behind which part of a range.
+//! Extents: what is behind which part of a range.
 
 use vram_gpu::{DeviceRange, GpuId};
 
 use crate::{Pool, RegionIndex, RegionState, SliceId};
 
-/// A run of addresses with one GPU behind it.
+/// A run of addresses whose bytes are in one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The addresses.
     pub range: DeviceRange,
-    /// The GPU.
-    pub gpu: GpuId,
+    /// Where the bytes are.
+    pub place: Place,
     /// The region, or the first of several in a merged extent.
     pub region: RegionIndex,
-    /// Whether the GPU, and so the bytes, are lost.
-    pub lost: bool,
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this GPU.
+    Gpu(GpuId),
+    /// In a tier below the GPUs.
+    Tier,
+    /// Nowhere: they were on this GPU, which is lost.
+    Lost(GpuId),
+}
+
+impl Place {
+    /// The GPU the bytes are on.
+    pub fn gpu(self) -> Option<GpuId> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu),
+            Self::Tier | Self::Lost(_) => None,
+        }
+    }
 }
 
 impl Pool {
@@ -25,12 +44,13 @@ impl Pool {
             let inside = Self::clipped(slice, range);
             slice.band.touched(inside).filter_map(move |region| {
                 let state = slice.band.region(region)?.state;
-                let (gpu, lost) = match state {
-                    RegionState::Lost(gpu) => (gpu, true),
-                    _ => (state.holder()?, false),
+                let place = match state {
+                    RegionState::Lost(gpu) | RegionState::Forgetting(gpu) => Place::Lost(gpu),
+                    RegionState::Stored | RegionState::Promoting(_) | RegionState::Discarding => Place::Tier,
+                    _ => Place::Gpu(state.holder()?),
                 };
                 let part = inside.intersection(slice.band.region_span(region));
-                Some(Extent { range: part.range(), gpu, region, lost })
+                Some(Extent { range: part.range(), place, region })
             })
         })
     }
@@ -40,10 +60,7 @@ impl Pool {
         let mut merged: Vec<Extent> = Vec::new();
         for extent in self.extents(slice, range) {
             match merged.last_mut() {
-                Some(last)
-                    if last.range.end() == Some(extent.range.start)
-                        && (last.gpu, last.lost) == (extent.gpu, extent.lost) =>
-                {
+                Some(last) if last.range.end() == Some(extent.range.start) && last.place == extent.place => {
                     last.range.len_bytes = last.range.len_bytes.saturating_add(extent.range.len_bytes);
                 }
                 _ => merged.push(extent),

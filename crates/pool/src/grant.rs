@@ -80,7 +80,7 @@ impl Pool {
         }
         let window = found.band.find_window(&found.map, wanted.reserved_bytes, wanted.alignment_bytes);
         let mut room = Room::of(&self.gpus, self.slices.values(), found, When::Now);
-        let limit_left = found.limit_shards.saturating_sub(found.held.total());
+        let limit_left = found.limit_shards.saturating_sub(found.footprint());
         match window {
             Some(window) if window.new_shards <= limit_left.min(room.shards()) => {
                 let gpus: Vec<_> =
@@ -158,7 +158,7 @@ impl Pool {
     fn over_limit(&self, slice: &Slice, wanted: Wanted) -> AllocError {
         AllocError::OverLimit {
             limit_bytes: self.in_bytes(slice.limit_shards),
-            in_use_bytes: self.in_bytes(slice.held.total()),
+            in_use_bytes: self.in_bytes(slice.footprint()),
             requested_bytes: wanted.length_bytes,
         }
     }
@@ -185,7 +185,7 @@ impl Pool {
         }
         match window {
             None => AllocError::Fragmented { requested_bytes },
-            Some(window) if window.new_shards > slice.limit_shards.saturating_sub(slice.held.total()) => {
+            Some(window) if window.new_shards > slice.limit_shards.saturating_sub(slice.footprint()) => {
                 over_limit
             }
             Some(window) => {

@@ -12,6 +12,9 @@
 //! - [`Pool::next_relocation`] names a region that is to leave a GPU ([`Relocation`]); the caller moves its bytes and
 //!   calls [`Pool::finish_relocation`], or [`Pool::abort_relocation`].
 //!
+//! - [`Pool::plan_eviction`] takes a region off its GPU ([`Eviction`]), [`Pool::plan_promotion`] brings it back
+//!   ([`Promotion`]); the caller moves the bytes to and from a lower tier in between, and ends each.
+//!
 //! Each of these values is consumed by the next step and cannot be copied. Dropping one leaves its bytes reserved for
 //! the life of the slice; nothing else breaks.
 //!
@@ -19,8 +22,8 @@
 //!
 //! - Every byte of a band is free, granted, live or quarantined, and never two of these.
 //! - Live bytes lie in regions that are backed, or whose GPU was lost while they were there. A backed region holds at
-//!   least one byte that is not free: a region that becomes empty is drained at once.
-//! - A slice holds at most its limit in shards. Above its guarantee it is given a shard only while the shards left
+//!   least one byte that is not free: a region that becomes empty is taken away at once.
+//! - A slice has at most its limit in regions, wherever their bytes are. Above its guarantee it is given a shard only while the shards left
 //!   still cover what is missing to the guarantees of all others.
 //! - The sum of guarantees does not exceed the shards the GPUs were configured with.
 //! - A call that fails has changed nothing.
@@ -53,17 +56,19 @@ mod room;
 mod slice;
 mod sorted;
 mod span;
+mod tiering;
 mod usage;
 mod verify;
 
 pub use config::{GpuCapacity, Placement, PoolConfig, SliceConfig, SliceId};
 pub use error::{AllocError, DrainError, PoolError};
-pub use extent::Extent;
+pub use extent::{Extent, Place};
 pub use grant::{AllocRequest, Allocation, Grant};
 pub use heat::{AccessKind, Advice, Demand, Heat, HeatConfig, PoolTime, Residence, TierCopy, Victim};
 pub use pool::Pool;
 pub use region::{Backing, LostRegions, RegionIndex, RegionState};
-pub use release::{Freeing, ReleasePlan};
+pub use release::{Freeing, Releasable, ReleasePlan};
 pub use relocation::{PinError, Relocation};
+pub use tiering::{Eviction, Promotion};
 pub use usage::{GpuBytes, GpuUsage, SliceUsage};
 pub use verify::Violation;

@@ -90,6 +90,7 @@ impl Pool {
             live_bytes: 0,
             quarantined_bytes: 0,
             held: ShardCounts::default(),
+            stored: 0,
             incoming: ShardCounts::default(),
             returning: ShardCounts::default(),
         };
@@ -126,28 +127,28 @@ impl Pool {
             found.config = config;
             found.limit_shards = limit_shards;
             found.guarantee_shards = guarantee_shards;
-            found.most_shards = found.limit_shards.max(found.held.total());
+            found.most_shards = found.limit_shards.max(found.footprint());
         }
         self.settle_promises();
         Ok(())
     }
 
-    /// Removes a slice that has nothing in it: no allocation, live or quarantined, no draining region, no grant.
+    /// Removes a slice that has nothing in it: no allocation, live or quarantined, no returning region, no grant.
     /// Returns its band: nothing is behind it any more, and its addresses can be given up.
     pub fn remove_slice(&mut self, slice: SliceId) -> Result<DeviceRange, PoolError> {
         let found = self.slices.get(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
         let grants = u32::from(found.pending.is_some());
-        let draining_regions = found.returning.total();
+        let returning_regions = found.returning.total();
         let regions_in_use = found.live_bytes > 0
             || found.is_releasing()
-            || found.held.total() > 0
+            || found.footprint() > 0
             || found.incoming.total() > 0;
         if regions_in_use || grants > 0 {
             return Err(PoolError::SliceInUse {
                 slice,
                 allocations: found.allocations(),
                 quarantined_bytes: found.quarantined_bytes,
-                draining_regions,
+                returning_regions,
                 grants,
             });
         }

@@ -32,21 +32,49 @@ pub enum RegionState {
         /// Where they are to be.
         to: GpuId,
     },
+    /// A shard of this GPU, whose bytes are being stored in a lower tier.
+    Evicting(GpuId),
+    /// No shard: its bytes are in a lower tier.
+    Stored,
+    /// Its bytes are in a lower tier and being brought back to a shard of this GPU.
+    Promoting(GpuId),
+    /// Nothing is in it any more; what a lower tier has of it is being discarded.
+    Discarding,
     /// Nothing is in it any more; its shard is being taken away.
-    Draining(GpuId),
+    Returning(GpuId),
     /// The GPU is lost, and with it the bytes.
     Lost(GpuId),
+    /// Nothing is in it any more; what is left of a lost GPU's shard is being cleared away.
+    Forgetting(GpuId),
 }
 
 impl RegionState {
     /// The GPU whose shard is behind the region, or is to be; none if it is lost.
     pub fn holder(self) -> Option<GpuId> {
         match self {
-            Self::Backing(gpu) | Self::Backed(gpu) | Self::Moving { from: gpu, .. } | Self::Draining(gpu) => {
-                Some(gpu)
-            }
-            Self::Unbacked | Self::Lost(_) => None,
+            Self::Backing(gpu)
+            | Self::Backed(gpu)
+            | Self::Moving { from: gpu, .. }
+            | Self::Evicting(gpu)
+            | Self::Promoting(gpu)
+            | Self::Returning(gpu) => Some(gpu),
+            Self::Unbacked | Self::Stored | Self::Discarding | Self::Lost(_) | Self::Forgetting(_) => None,
         }
+    }
+
+    /// Whether its bytes are on their way from one place to another.
+    pub fn is_moving(self) -> bool {
+        matches!(self, Self::Moving { .. } | Self::Evicting(_) | Self::Promoting(_))
+    }
+
+    /// Whether its bytes are in a lower tier only.
+    pub(crate) fn is_stored(self) -> bool {
+        matches!(self, Self::Stored | Self::Discarding)
+    }
+
+    /// Whether bytes of it that nobody uses can be given out.
+    pub(crate) fn has_free_bytes(self) -> bool {
+        matches!(self, Self::Backed(_) | Self::Stored) || self.is_moving()
     }
 }
 

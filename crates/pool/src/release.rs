@@ -4,7 +4,7 @@ use vram_gpu::{DeviceAddress, DeviceRange};
 
 use crate::slice::Vacated;
 use crate::span::Span;
-use crate::{Backing, Pool, PoolError, RegionState, SliceId};
+use crate::{Backing, Pool, PoolError, RegionIndex, RegionState, SliceId};
 
 /// An allocation that is no longer live; its bytes are quarantined. Give it to
 /// [`Pool::plan_release`](crate::Pool::plan_release) once nothing in flight touches the bytes.
@@ -38,12 +38,20 @@ pub struct ReleasePlan {
     pub(crate) scrub: Vec<DeviceRange>,
     pub(crate) unback: Vec<Backing>,
     pub(crate) forget: Vec<Backing>,
+    pub(crate) discard: Vec<RegionIndex>,
 }
 
 impl ReleasePlan {
     /// A plan that asks for nothing.
     pub(crate) fn empty(slice: SliceId) -> Self {
-        Self { slice, range: None, scrub: Vec::new(), unback: Vec::new(), forget: Vec::new() }
+        Self {
+            slice,
+            range: None,
+            scrub: Vec::new(),
+            unback: Vec::new(),
+            forget: Vec::new(),
+            discard: Vec::new(),
+        }
     }
 
     /// Whose.
@@ -74,10 +82,27 @@ impl ReleasePlan {
         &self.forget
     }
 
+    /// Regions of which a lower tier has bytes that nobody needs any more.
+    pub fn discard(&self) -> &[RegionIndex] {
+        &self.discard
+    }
+
     /// Whether nothing is to be done before finishing.
     pub fn is_trivial(&self) -> bool {
-        self.scrub.is_empty() && self.unback.is_empty() && self.forget.is_empty()
+        self.scrub.is_empty() && self.unback.is_empty() && self.forget.is_empty() && self.discard.is_empty()
     }
+}
+
+/// When freed bytes can be released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Releasable {
+    /// At once.
+    Now,
+    /// When bytes that are on their way have arrived.
+    AfterMove,
+    /// When a region that lies in a lower tier is back on a GPU, or nothing else is left in it: there is no scrubbing in a
+    /// tier.
+    AfterPromotion,
 }
 
 impl Pool {
@@ -92,8 +117,24 @@ impl Pool {
         Ok(Freeing { slice, range })
     }
 
+    /// Whether [`Self::plan_release`] can be called for the bytes of a freed allocation.
+    pub fn releasable(&self, freeing: &Freeing) -> Releasable {
+        let Some(slice) = self.slices.get(&freeing.slice) else { return Releasable::Now };
+        let mut releasable = Releasable::Now;
+        for index in slice.band.touched(Span::reserved_by(freeing.range)) {
+            let Some(region) = slice.band.region(index) else { continue };
+            if region.state.is_moving() {
+                return Releasable::AfterMove;
+            }
+            if region.state == RegionState::Stored && region.live_bytes > 0 {
+                releasable = Releasable::AfterPromotion;
+            }
+        }
+        releasable
+    }
+
     /// Says what to do before the bytes of a freed allocation may be used again. Regions in which nothing else is left
-    /// are drained as a whole; what lies in others is to be scrubbed.
+    /// are taken away as a whole; what lies in others is to be scrubbed.
     pub fn plan_release(&mut self, freeing: Freeing) -> ReleasePlan {
         let Freeing { slice, range } = freeing;
         let mut plan = ReleasePlan { range: Some(range), ..ReleasePlan::empty(slice) };
@@ -105,7 +146,7 @@ impl Pool {
             let part = span.intersection(slice.band.region_span(index));
             let last_in_region =
                 region.live_bytes == 0 && u64::from(region.quarantined_bytes) == part.len_bytes();
-            if last_in_region && slice.drain(index, &mut plan) {
+            if last_in_region && slice.take_away(index, &mut plan) {
                 continue;
             }
             if let RegionState::Backed(_) = region.state {
@@ -119,16 +160,19 @@ impl Pool {
         plan
     }
 
-    /// All of a plan is done: scrubbed bytes are free, drained regions are unbacked, and their shards are back with their
+    /// All of a plan is done: scrubbed bytes are free, regions taken away are unbacked, and their shards are back with their
     /// GPUs.
     ///
     /// Returns another plan if regions have become empty only now, because several releases met in them; carry it out
     /// and finish it likewise.
     pub fn finish_release(&mut self, plan: ReleasePlan) -> Option<ReleasePlan> {
-        let ReleasePlan { slice, range, scrub: _, unback, forget } = plan;
+        let ReleasePlan { slice, range, scrub: _, unback, forget, discard } = plan;
         let slice = self.slices.get_mut(&slice)?;
         for backing in unback.iter().chain(&forget) {
             slice.unback(&mut self.gpus, backing.region);
+        }
+        for region in discard {
+            slice.unback(&mut self.gpus, region);
         }
         let range = range?;
         if !slice.map.is_quarantined(Span::of(range)) {

@@ -8,7 +8,7 @@ use vram_gpu::{DeviceRange, GpuId};
 
 use crate::room::{Room, When};
 use crate::slice::Slice;
-use crate::{Backing, DrainError, Extent, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
+use crate::{Backing, DrainError, Extent, Place, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
 
 /// A region that is to move. End it with [`Pool::finish_relocation`] or [`Pool::abort_relocation`]; until then nobody
 /// can use the region.
@@ -40,8 +40,10 @@ impl Relocation {
 /// Why bytes cannot be used now. Nothing was pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError {
-    /// They are on their way to another GPU; ask again when that is over.
+    /// They are on their way to another place; ask again when that is over.
     Moving,
+    /// The first of them that are not on a GPU, are in this region of a lower tier; bring it back first.
+    Stored(RegionIndex),
     /// They were on this GPU, which is lost.
     Lost(GpuId),
     /// There is no memory behind some of them.
@@ -54,13 +56,18 @@ impl Pool {
     pub fn pin(&mut self, slice: SliceId, range: DeviceRange) -> Result<Vec<Extent>, PinError> {
         let extents: Vec<_> = self.extents(slice, range).collect();
         let covered = extents.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.range.len_bytes));
-        if let Some(lost) = extents.iter().find(|extent| extent.lost) {
-            return Err(PinError::Lost(lost.gpu));
+        let lost = extents.iter().find_map(|extent| match extent.place {
+            Place::Lost(gpu) => Some(gpu),
+            _ => None,
+        });
+        if let Some(gpu) = lost {
+            return Err(PinError::Lost(gpu));
         }
         let slice = self.slices.get_mut(&slice).ok_or(PinError::Unbacked)?;
         for extent in &extents {
             match slice.band.region(extent.region).map(|region| region.state) {
-                Some(RegionState::Moving { .. }) => return Err(PinError::Moving),
+                Some(state) if state.is_moving() => return Err(PinError::Moving),
+                Some(RegionState::Stored) => return Err(PinError::Stored(extent.region)),
                 Some(RegionState::Backed(_)) => {}
                 _ => return Err(PinError::Unbacked),
             }
@@ -83,25 +90,24 @@ impl Pool {
         for index in slice.band.touched(Self::clipped(slice, range)) {
             let Some(region) = slice.band.region_mut(index) else { continue };
             region.pins = region.pins.saturating_sub(1);
-            awaited |= region.pins == 0 && matches!(region.state, RegionState::Moving { .. });
+            awaited |= region.pins == 0 && region.state.is_moving();
         }
         awaited
     }
 
-    /// Whether any region of a range is on its way to another GPU.
+    /// Whether any region of a range is on its way to another place.
     pub fn is_moving(&self, slice: SliceId, range: DeviceRange) -> bool {
         let Some(slice) = self.slices.get(&slice) else { return false };
-        let moving = |index: RegionIndex| {
-            matches!(slice.band.region(index).map(|region| region.state), Some(RegionState::Moving { .. }))
-        };
+        let moving =
+            |index: RegionIndex| slice.band.region(index).is_some_and(|region| region.state.is_moving());
         slice.band.touched(Self::clipped(slice, range)).any(moving)
     }
 
     /// Whether nobody uses the region any more, so that its bytes can be copied.
-    pub fn is_quiet(&self, relocation: &Relocation) -> bool {
+    pub fn is_quiet(&self, slice: SliceId, region: RegionIndex) -> bool {
         self.slices
-            .get(&relocation.slice)
-            .and_then(|slice| slice.band.region(relocation.from.region))
+            .get(&slice)
+            .and_then(|slice| slice.band.region(region))
             .is_none_or(|region| region.pins == 0)
     }
 
@@ -190,8 +196,8 @@ impl Pool {
     fn end_relocation(&mut self, relocation: &Relocation, has_moved: bool) -> Option<ReleasePlan> {
         let Relocation { slice, from, to } = relocation;
         let slice = self.slices.get_mut(slice)?;
-        let backed = slice.end_moving(&mut self.gpus, *from, *to, has_moved);
-        let mut plan = ReleasePlan::empty(slice.id);
-        (backed && slice.release_if_empty(from.region, &mut plan)).then_some(plan)
+        slice.end_moving(&mut self.gpus, *from, *to, has_moved);
+        let id = slice.id;
+        self.release_if_empty(id, from.region)
     }
 }

@@ -26,11 +26,13 @@ pub(crate) struct Slice {
     pub(crate) pending: Option<Span>,
     pub(crate) live_bytes: u64,
     pub(crate) quarantined_bytes: u64,
-    /// Shards held: backing, backed or draining.
+    /// Shards held: backing, backed or returning.
     pub(crate) held: ShardCounts,
     /// Shards that regions on other GPUs are moving to; not held yet.
     pub(crate) incoming: ShardCounts,
-    /// Shards of the held that go back unless something new is put in: draining, or backed and nothing live in them.
+    /// Regions whose bytes are in a lower tier only.
+    pub(crate) stored: u32,
+    /// Shards of the held that go back unless something new is put in: returning, or backed and nothing live in them.
     pub(crate) returning: ShardCounts,
 }
 
@@ -61,6 +63,11 @@ impl Slice {
     /// Whether bytes or shards of this slice are on their way back.
     pub(crate) fn is_releasing(&self) -> bool {
         self.quarantined_bytes > 0 || self.returning.total() > 0
+    }
+
+    /// Regions that count towards the limit, wherever their bytes are.
+    pub(crate) fn footprint(&self) -> u32 {
+        self.held.total().saturating_add(self.stored)
     }
 
     /// Number of live allocations.
@@ -96,12 +103,17 @@ impl Slice {
             if to == Vacated::Quarantined {
                 region.quarantined_bytes = region.quarantined_bytes.saturating_add(part_bytes);
             }
-            if let RegionState::Backed(gpu) = region.state
-                && region.live_bytes == 0
-            {
-                self.returning.add(gpu, 1);
+            match region.state {
+                RegionState::Backed(gpu) if region.live_bytes == 0 => self.returning.add(gpu, 1),
+                RegionState::Stored if region.live_bytes == 0 => self.retire(index),
+                _ => {}
             }
         }
+    }
+
+    /// Nothing live is left in a stored region: it is not used again, and discarded when the last byte is released.
+    pub(crate) fn retire(&mut self, region: RegionIndex) {
+        self.map.close_free(self.band.region_span(region));
     }
 
     /// Counts a span as no longer quarantined.
@@ -142,23 +154,33 @@ impl Slice {
             self.held.subtract(gpu, 1);
             gpus.give_back_shard(gpu);
         }
-        if let RegionState::Draining(gpu) = state {
+        if let RegionState::Returning(gpu) = state {
             self.returning.subtract(gpu, 1);
+        }
+        if state.is_stored() {
+            self.stored = self.stored.saturating_sub(1);
         }
         self.band.set_state(region, RegionState::Unbacked);
     }
 
     /// Begins to take away a region in which nothing is left, and notes it in the plan. Returns whether it could.
-    pub(crate) fn drain(&mut self, region: RegionIndex, plan: &mut ReleasePlan) -> bool {
+    pub(crate) fn take_away(&mut self, region: RegionIndex, plan: &mut ReleasePlan) -> bool {
         match self.band.region(region).map(|region| region.state) {
             Some(RegionState::Backed(gpu)) => {
-                self.band.set_state(region, RegionState::Draining(gpu));
+                self.band.set_state(region, RegionState::Returning(gpu));
                 self.map.close_free(self.band.region_span(region));
                 plan.unback.push(self.band.backing(region, gpu));
                 true
             }
             Some(RegionState::Lost(gpu)) => {
+                self.band.set_state(region, RegionState::Forgetting(gpu));
                 plan.forget.push(self.band.backing(region, gpu));
+                true
+            }
+            Some(RegionState::Stored) => {
+                self.band.set_state(region, RegionState::Discarding);
+                self.map.close_free(self.band.region_span(region));
+                plan.discard.push(region);
                 true
             }
             _ => false,
@@ -167,7 +189,7 @@ impl Slice {
 
     /// Begins to take away a region if nothing is left in it, and notes that in the plan. Returns whether it could.
     pub(crate) fn release_if_empty(&mut self, region: RegionIndex, plan: &mut ReleasePlan) -> bool {
-        self.band.region(region).is_some_and(Region::is_empty) && self.drain(region, plan)
+        self.band.region(region).is_some_and(Region::is_empty) && self.take_away(region, plan)
     }
 
     /// The first region that is to leave its GPU and can: nothing of it is on its way to be free.
@@ -196,8 +218,8 @@ impl Slice {
     }
 
     /// A region has moved, or stays: one of the two shards is given back. A region that was lost meanwhile has only the
-    /// new one to give. Returns whether the region is backed again.
-    pub(crate) fn end_moving(&mut self, gpus: &mut Gpus, from: Backing, to: GpuId, has_moved: bool) -> bool {
+    /// new one to give.
+    pub(crate) fn end_moving(&mut self, gpus: &mut Gpus, from: Backing, to: GpuId, has_moved: bool) {
         // None if the GPU it was to move to was lost.
         let arriving = self.incoming.of(to) > 0;
         let moving = self.is_moving(from, to);
@@ -213,26 +235,40 @@ impl Slice {
             gpus.give_back_shard(to);
         }
         if moving {
-            let gpu = if has_moved { to } else { from.gpu };
-            self.band.set_state(from.region, RegionState::Backed(gpu));
-            if self.band.region(from.region).is_some_and(|region| region.live_bytes == 0) {
-                self.returning.add(gpu, 1);
-            }
+            self.set_backed(from.region, if has_moved { to } else { from.gpu });
         }
-        moving
+    }
+
+    /// The bytes of a region are in a shard of this GPU and stay there.
+    pub(crate) fn set_backed(&mut self, index: RegionIndex, gpu: GpuId) {
+        self.band.set_state(index, RegionState::Backed(gpu));
+        if self.band.region(index).is_some_and(|region| region.live_bytes == 0) {
+            self.returning.add(gpu, 1);
+        }
+    }
+
+    /// The bytes of a region are in a lower tier only.
+    pub(crate) fn set_stored(&mut self, index: RegionIndex) {
+        self.band.set_state(index, RegionState::Stored);
+        self.stored = self.stored.saturating_add(1);
+        if self.band.region(index).is_some_and(|region| region.live_bytes == 0) {
+            self.retire(index);
+        }
     }
 
     /// Makes a span free that is neither live nor quarantined any more, as far as memory is behind it. Regions left
-    /// without a byte are drained instead; the plan for them is returned.
+    /// without a byte are taken away instead; the plan for them is returned.
     pub(crate) fn settle(&mut self, span: Span) -> Option<ReleasePlan> {
         let mut plan = ReleasePlan::empty(self.id);
         for index in self.band.touched(span) {
             let Some(region) = self.band.region(index).copied() else { continue };
             let part = span.intersection(self.band.region_span(index));
-            let drained = self.release_if_empty(index, &mut plan);
-            match region.state {
-                RegionState::Backed(_) | RegionState::Moving { .. } if !drained => self.map.free(part),
-                _ => self.map.close(part),
+            let taken = self.release_if_empty(index, &mut plan);
+            let retired = region.state.is_stored() && region.live_bytes == 0;
+            if region.state.has_free_bytes() && !taken && !retired {
+                self.map.free(part);
+            } else {
+                self.map.close(part);
             }
         }
         (!plan.is_trivial()).then_some(plan)
@@ -240,6 +276,15 @@ impl Slice {
 
     /// Gives up all regions of a GPU, and returns them.
     pub(crate) fn lose(&mut self, lost: GpuId) -> Vec<Backing> {
+        let promoting: Vec<_> = self
+            .band
+            .regions()
+            .filter(|(_, region)| region.state == RegionState::Promoting(lost))
+            .map(|(index, _)| index)
+            .collect();
+        for index in promoting {
+            self.set_stored(index);
+        }
         let of_lost = |region: &Region| region.state.holder() == Some(lost);
         let regions: Vec<_> =
             self.band.regions().filter(|(_, region)| of_lost(region)).map(|(index, _)| index).collect();

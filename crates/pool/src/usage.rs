@@ -24,8 +24,10 @@ pub struct SliceUsage {
     pub allocated_bytes: u64,
     /// Bytes freed and not yet released, rounded likewise.
     pub quarantined_bytes: u64,
-    /// Bytes of shards the slice holds: backed, being backed, or draining. This is what the limit counts.
+    /// Bytes of shards the slice holds: backed, being backed, or returning. The limit counts these and `stored_bytes`.
     pub backed_bytes: u64,
+    /// Bytes of regions that lie in a lower tier only; the limit counts them too.
+    pub stored_bytes: u64,
     /// Live allocations.
     pub allocations: u64,
     /// `backed_bytes` by GPU; GPUs with none are left out.
@@ -65,6 +67,7 @@ impl Pool {
             allocated_bytes: slice.live_bytes,
             quarantined_bytes: slice.quarantined_bytes,
             backed_bytes: self.in_bytes(slice.held.total()),
+            stored_bytes: self.in_bytes(slice.stored),
             allocations: slice.allocations(),
             gpus: gpus.filter(|gpu| gpu.bytes > 0).collect(),
             home: slice.home,

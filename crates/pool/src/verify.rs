@@ -123,6 +123,8 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
     };
     let (mut held, mut returning) = (ShardCounts::default(), ShardCounts::default());
     verify_regions(slice, &booked, &mut held, &mut returning)?;
+    let stored = slice.band.regions().filter(|(_, region)| region.state.is_stored()).count();
+    let stored = u32::try_from(stored).unwrap_or(u32::MAX);
     if sum(Booked::Live) != slice.live_bytes
         || sum(Booked::Quarantined) != slice.quarantined_bytes
         || !held.equal(&slice.held)
@@ -130,7 +132,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
     {
         return Err(Violation::SliceSums { slice: id });
     }
-    if held.total() > slice.most_shards {
+    if slice.footprint() > slice.most_shards || stored != slice.stored {
         return Err(Violation::OverLimit { slice: id });
     }
     verify_runs(slice)
@@ -195,9 +197,14 @@ fn verify_regions(
             RegionState::Unbacked => free == 0 && busy == 0,
             RegionState::Backing(_) => free == 0 && live > 0 && quarantined == 0 && slice.pending.is_some(),
             RegionState::Backed(_) => busy > 0 && busy.saturating_add(free) == window.len_bytes(),
-            RegionState::Moving { .. } => busy.saturating_add(free) == window.len_bytes(),
-            RegionState::Draining(_) => free == 0 && live == 0,
+            RegionState::Moving { .. } | RegionState::Evicting(_) | RegionState::Promoting(_) => {
+                busy.saturating_add(free) == window.len_bytes()
+            }
+            RegionState::Stored if live > 0 => busy.saturating_add(free) == window.len_bytes(),
+            RegionState::Stored | RegionState::Discarding => free == 0 && live == 0,
+            RegionState::Returning(_) => free == 0 && live == 0,
             RegionState::Lost(_) => free == 0,
+            RegionState::Forgetting(_) => free == 0 && live == 0,
         };
         if !allowed
             || live != u64::from(region.live_bytes)

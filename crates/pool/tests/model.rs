@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Backing, DrainError, Freeing, GpuCapacity, Grant, PinError, Placement, Pool,
-    PoolConfig, RegionIndex, RegionState, ReleasePlan, Relocation, SliceConfig, SliceId,
+    AllocError, AllocRequest, Backing, DrainError, Eviction, Freeing, GpuCapacity, Grant, PinError,
+    Placement, Pool, PoolConfig, Promotion, RegionIndex, RegionState, Releasable, ReleasePlan, Relocation,
+    SliceConfig, SliceId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -29,6 +30,9 @@ enum Step {
     Resize { slice: usize, limit: u32, guarantee: u32 },
     Drain { gpu: u16 },
     EndDrain { gpu: u16 },
+    Evict { slice: usize, region: u32 },
+    Promote { slice: usize, region: u32 },
+    EndTiering { nth: usize, done: bool },
     Relocate,
     EndRelocation { nth: usize, end: RelocationEnd },
     Pin { slice: usize, nth: usize },
@@ -87,6 +91,8 @@ struct Model {
     draining: [bool; 3],
     /// With whether the shard the bytes are to go to is still counted.
     relocations: Vec<(Relocation, bool)>,
+    evictions: Vec<Eviction>,
+    promotions: Vec<Promotion>,
     pinned: Vec<(usize, DeviceRange)>,
 }
 
@@ -95,9 +101,23 @@ fn holder(state: RegionState) -> Option<GpuId> {
         RegionState::Backing(gpu)
         | RegionState::Backed(gpu)
         | RegionState::Moving { from: gpu, .. }
-        | RegionState::Draining(gpu) => Some(gpu),
-        RegionState::Unbacked | RegionState::Lost(_) => None,
+        | RegionState::Evicting(gpu)
+        | RegionState::Promoting(gpu)
+        | RegionState::Returning(gpu) => Some(gpu),
+        RegionState::Unbacked
+        | RegionState::Stored
+        | RegionState::Discarding
+        | RegionState::Lost(_)
+        | RegionState::Forgetting(_) => None,
     }
+}
+
+fn is_moving(state: &RegionState) -> bool {
+    matches!(state, RegionState::Moving { .. } | RegionState::Evicting(_) | RegionState::Promoting(_))
+}
+
+fn is_stored(state: &RegionState) -> bool {
+    matches!(state, RegionState::Stored | RegionState::Discarding)
 }
 
 fn range_of(start: u64, len_bytes: u64) -> DeviceRange {
@@ -111,6 +131,18 @@ fn rounded(len_bytes: u64) -> u64 {
 impl ModelSlice {
     fn held(&self) -> u32 {
         self.regions.iter().filter(|state| holder(**state).is_some()).count() as u32
+    }
+
+    fn footprint(&self) -> u32 {
+        self.held() + self.regions.iter().filter(|state| is_stored(state)).count() as u32
+    }
+
+    /// Live and quarantined cells of a region.
+    fn cells_in(&self, region: usize, shard_bytes: u64) -> (usize, usize) {
+        let cells =
+            &self.cells[self.cells_of(range_of(self.start + region as u64 * shard_bytes, shard_bytes))];
+        let count = |cell| cells.iter().filter(|other| **other == cell).count();
+        (count(Cell::Live), count(Cell::Quarantined))
     }
 
     /// What is missing to the guarantee on GPUs that are not drained; what is moving there counts.
@@ -191,6 +223,8 @@ impl Model {
             plans: Vec::new(),
             draining: [false; 3],
             relocations: Vec::new(),
+            evictions: Vec::new(),
+            promotions: Vec::new(),
             pinned: Vec::new(),
         }
     }
@@ -273,10 +307,11 @@ impl Model {
             let offset = first as u64 * GRANULE;
             let regions = (offset / self.shard_bytes)..=((offset + len_bytes - 1) / self.shard_bytes);
             let usable = regions.clone().all(|region| {
-                matches!(
-                    slice.regions[region as usize],
-                    RegionState::Unbacked | RegionState::Backed(_) | RegionState::Moving { .. }
-                )
+                let state = slice.regions[region as usize];
+                let retired = is_stored(&state) && slice.cells_in(region as usize, self.shard_bytes).0 == 0;
+                matches!(state, RegionState::Unbacked | RegionState::Backed(_) | RegionState::Stored)
+                    && !retired
+                    || is_moving(&state)
             });
             let aligned = (slice.start + offset).is_multiple_of(alignment);
             (aligned && usable && cells.iter().all(|cell| *cell == Cell::Free))
@@ -290,10 +325,11 @@ impl Model {
         let usable = |index: &usize| {
             let region = *index as u64 * GRANULE / self.shard_bytes;
             slice.cells[*index] == Cell::Free
-                && matches!(
-                    slice.regions[region as usize],
-                    RegionState::Backed(_) | RegionState::Moving { .. }
-                )
+                && match slice.regions[region as usize] {
+                    RegionState::Backed(_) => true,
+                    RegionState::Stored => slice.cells_in(region as usize, self.shard_bytes).0 > 0,
+                    state => is_moving(&state),
+                }
         };
         (0..at).rev().take_while(usable).count() + (at..slice.cells.len()).take_while(usable).count()
     }
@@ -303,7 +339,7 @@ impl Model {
         let request = AllocRequest { length_bytes: granules * GRANULE - trim, alignment_bytes };
         let len_bytes = granules * GRANULE;
         let fewest = self.fewest_new_shards(slice, len_bytes, alignment_bytes.max(256));
-        let held = slice.held();
+        let held = slice.footprint();
         let quarantined = slice.cells.contains(&Cell::Quarantined);
         let busy = slice.grant.is_some();
         let before: Vec<_> = self.slices.iter().map(|slice| self.pool.usage(slice.id)).collect();
@@ -320,7 +356,10 @@ impl Model {
                     over_limit || fewest.is_some_and(|fewest| fewest > 0 && held + fewest > slice.limit);
                 let no_room = fewest.is_none_or(|fewest| (self.place(index, fewest).len() as u32) < fewest);
                 let draining = |slice: &ModelSlice| {
-                    slice.regions.iter().any(|state| matches!(state, RegionState::Draining(_)))
+                    slice
+                        .regions
+                        .iter()
+                        .any(|state| matches!(state, RegionState::Returning(_) | RegionState::Discarding))
                 };
                 match error {
                     AllocError::Busy { .. } => assert!(busy),
@@ -363,7 +402,7 @@ impl Model {
         assert!(slice.cells[cells.clone()].iter().all(|cell| *cell == Cell::Free), "overlap");
         let new = self.unbacked_in(slice, range.start.0 - slice.start, rounded(range.len_bytes));
         assert_eq!(Some(new.len() as u32), fewest, "more shards than needed");
-        assert!(new.is_empty() || slice.held() + new.len() as u32 <= slice.limit, "over the limit");
+        assert!(new.is_empty() || slice.footprint() + new.len() as u32 <= slice.limit, "over the limit");
         let backings: Vec<_> = grant.backings().iter().map(|backing| backing.region.0).collect();
         assert_eq!(backings, new);
         let gpus: Vec<_> = grant.backings().iter().map(|backing| backing.gpu).collect();
@@ -425,10 +464,17 @@ impl Model {
         for backing in plan.unback() {
             let state = &mut slice.regions[backing.region.0 as usize];
             assert_eq!(*state, RegionState::Backed(backing.gpu));
-            *state = RegionState::Draining(backing.gpu);
+            *state = RegionState::Returning(backing.gpu);
+        }
+        for region in plan.discard() {
+            let state = &mut slice.regions[region.0 as usize];
+            assert_eq!(*state, RegionState::Stored);
+            *state = RegionState::Discarding;
         }
         for backing in plan.forget() {
-            assert_eq!(slice.regions[backing.region.0 as usize], RegionState::Lost(backing.gpu));
+            let state = &mut slice.regions[backing.region.0 as usize];
+            assert_eq!(*state, RegionState::Lost(backing.gpu));
+            *state = RegionState::Forgetting(backing.gpu);
         }
         self.plans.push(plan);
     }
@@ -457,7 +503,22 @@ impl Model {
             return;
         }
         let nth = nth % self.freeings.len();
-        if self.pool.is_moving(self.freeings[nth].slice(), self.freeings[nth].range()) {
+        let freeing = &self.freeings[nth];
+        let slice = self.slices.iter().find(|slice| slice.id == freeing.slice()).unwrap();
+        let first = (freeing.range().start.0 - slice.start) / self.shard_bytes;
+        let last = (freeing.range().start.0 + freeing.range().len_bytes - 1 - slice.start) / self.shard_bytes;
+        let regions = first as usize..=last as usize;
+        let moving = slice.regions[regions.clone()].iter().any(is_moving);
+        let in_tier = regions.into_iter().any(|region| {
+            slice.regions[region] == RegionState::Stored && slice.cells_in(region, self.shard_bytes).0 > 0
+        });
+        assert_eq!(self.pool.is_moving(freeing.slice(), freeing.range()), moving);
+        match self.pool.releasable(freeing) {
+            Releasable::Now => assert!(!moving && !in_tier),
+            Releasable::AfterMove => assert!(moving),
+            Releasable::AfterPromotion => assert!(in_tier && !moving),
+        }
+        if moving || in_tier {
             return;
         }
         let freeing = self.freeings.swap_remove(nth);
@@ -473,9 +534,11 @@ impl Model {
             let scrubbed = plan.scrub().iter().any(within);
             let taken = plan.unback().iter().any(|backing| within(&backing.range));
             let region = (address - slice.start) / self.shard_bytes;
-            let lost = matches!(slice.regions[region as usize], RegionState::Lost(_));
+            let lost =
+                matches!(slice.regions[region as usize], RegionState::Lost(_) | RegionState::Forgetting(_));
+            let in_tier = is_stored(&slice.regions[region as usize]);
             assert_eq!(
-                u32::from(scrubbed) + u32::from(taken) + u32::from(lost),
+                u32::from(scrubbed) + u32::from(taken) + u32::from(lost) + u32::from(in_tier),
                 1,
                 "scrubbed twice or not at all"
             );
@@ -499,6 +562,9 @@ impl Model {
         for Backing { region: RegionIndex(region), .. } in plan.unback().iter().chain(plan.forget()) {
             slice.regions[*region as usize] = RegionState::Unbacked;
         }
+        for region in plan.discard() {
+            slice.regions[region.0 as usize] = RegionState::Unbacked;
+        }
         if let Some(range) = plan.range() {
             slice.paint(range, Cell::Free);
         }
@@ -516,6 +582,9 @@ impl Model {
         let mut expected = Vec::new();
         for slice in &mut self.slices {
             for (index, state) in slice.regions.iter_mut().enumerate() {
+                if *state == RegionState::Promoting(gpu) {
+                    *state = RegionState::Stored;
+                }
                 if holder(*state) == Some(gpu) {
                     *state = RegionState::Lost(gpu);
                     expected.push((slice.id, index as u32));
@@ -526,6 +595,80 @@ impl Model {
         let lost =
             lost.iter().flat_map(|lost| lost.regions.iter().map(|region| (lost.slice, region.region.0)));
         assert_eq!(lost.collect::<Vec<_>>(), expected);
+    }
+
+    fn evict(&mut self, index: usize, region: u32) {
+        let slice = &mut self.slices[index];
+        let region = region as usize % slice.regions.len();
+        let (live, quarantined) = slice.cells_in(region, self.shard_bytes);
+        let state = slice.regions[region];
+        let eviction = self.pool.plan_eviction(slice.id, RegionIndex(region as u32));
+        let evictable = matches!(state, RegionState::Backed(_)) && live > 0 && quarantined == 0;
+        assert_eq!(eviction.is_some(), evictable);
+        if let (Some(eviction), RegionState::Backed(gpu)) = (eviction, state) {
+            assert_eq!(eviction.from().gpu, gpu);
+            slice.regions[region] = RegionState::Evicting(gpu);
+            self.evictions.push(eviction);
+        }
+    }
+
+    fn promote(&mut self, index: usize, region: u32) {
+        let slice = &self.slices[index];
+        let region = region as usize % slice.regions.len();
+        let (live, _) = slice.cells_in(region, self.shard_bytes);
+        let wanted = slice.regions[region] == RegionState::Stored && live > 0;
+        let place = self.place(index, 1);
+        match self.pool.plan_promotion(slice.id, RegionIndex(region as u32)) {
+            Ok(Some(promotion)) => {
+                assert!(wanted);
+                assert_eq!(place, [promotion.to().gpu]);
+                self.slices[index].regions[region] = RegionState::Promoting(promotion.to().gpu);
+                self.promotions.push(promotion);
+            }
+            Ok(None) => assert!(!wanted),
+            Err(AllocError::OutOfMemory { .. }) => assert!(wanted && place.is_empty()),
+            Err(other) => panic!("unexpected {other}"),
+        }
+    }
+
+    fn end_tiering(&mut self, nth: usize, done: bool) {
+        let all = self.evictions.len() + self.promotions.len();
+        if all == 0 {
+            return;
+        }
+        let nth = nth % all;
+        let plan = if nth < self.evictions.len() {
+            let eviction = &self.evictions[nth];
+            let slice = self.slices.iter_mut().find(|slice| slice.id == eviction.slice()).unwrap();
+            let (region, gpu) = (eviction.from().region.0 as usize, eviction.from().gpu);
+            if done && !self.pool.is_quiet(slice.id, eviction.from().region) {
+                return;
+            }
+            let evicting = slice.regions[region] == RegionState::Evicting(gpu);
+            if evicting {
+                slice.regions[region] = if done { RegionState::Stored } else { RegionState::Backed(gpu) };
+            }
+            let eviction = self.evictions.swap_remove(nth);
+            if done {
+                assert_eq!(self.pool.can_leave(&eviction), evicting);
+                self.pool.finish_eviction(eviction)
+            } else {
+                self.pool.abort_eviction(eviction)
+            }
+        } else {
+            let promotion = self.promotions.swap_remove(nth - self.evictions.len());
+            let slice = self.slices.iter_mut().find(|slice| slice.id == promotion.slice()).unwrap();
+            let (region, gpu) = (promotion.to().region.0 as usize, promotion.to().gpu);
+            if slice.regions[region] == RegionState::Promoting(gpu) {
+                slice.regions[region] = if done { RegionState::Backed(gpu) } else { RegionState::Stored };
+            }
+            if done {
+                self.pool.finish_promotion(promotion)
+            } else {
+                self.pool.abort_promotion(promotion, false)
+            }
+        };
+        self.adopt(plan);
     }
 
     fn resize(&mut self, index: usize, limit: u32, guarantee: u32) {
@@ -617,8 +760,9 @@ impl Model {
         let moving = self.slices[index].regions[region] == RegionState::Moving { from, to };
         let possible = moving && !self.pool.gpus()[to.index()].lost;
         assert_eq!(self.pool.is_possible(relocation), possible);
-        assert_eq!(self.pool.is_quiet(relocation), self.slices[index].pins[region] == 0);
-        if end == RelocationEnd::Finish && !self.pool.is_quiet(relocation) {
+        let quiet = self.pool.is_quiet(relocation.slice(), relocation.from().region);
+        assert_eq!(quiet, self.slices[index].pins[region] == 0);
+        if end == RelocationEnd::Finish && !quiet {
             return;
         }
         let (relocation, _) = self.relocations.swap_remove(nth);
@@ -649,10 +793,11 @@ impl Model {
         let regions = first as usize..=last as usize;
         let states = &slice.regions[regions.clone()];
         let lost = states.iter().any(|state| matches!(state, RegionState::Lost(_)));
-        let moving = states.iter().any(|state| matches!(state, RegionState::Moving { .. }));
+        let moving = states.iter().any(is_moving);
+        let stored = states.iter().position(|state| *state == RegionState::Stored);
         match self.pool.pin(slice.id, range) {
             Ok(extents) => {
-                assert!(!lost && !moving);
+                assert!(!lost && !moving && stored.is_none());
                 assert_eq!(extents.iter().map(|extent| extent.range.len_bytes).sum::<u64>(), len_bytes);
                 for region in regions {
                     slice.pins[region] += 1;
@@ -661,6 +806,9 @@ impl Model {
             }
             Err(PinError::Lost(_)) => assert!(lost),
             Err(PinError::Moving) => assert!(moving && !lost),
+            Err(PinError::Stored(region)) => {
+                assert_eq!(stored.map(|at| (first as usize + at) as u32), Some(region.0))
+            }
             Err(other) => panic!("unexpected {other:?}"),
         }
     }
@@ -676,7 +824,7 @@ impl Model {
         let mut awaited = false;
         for region in first as usize..=last as usize {
             slice.pins[region] -= 1;
-            awaited |= slice.pins[region] == 0 && matches!(slice.regions[region], RegionState::Moving { .. });
+            awaited |= slice.pins[region] == 0 && is_moving(&slice.regions[region]);
         }
         assert_eq!(self.pool.unpin(slice.id, range), awaited);
     }
@@ -701,6 +849,9 @@ impl Model {
                 self.draining[usize::from(gpu)] = false;
                 self.pool.end_drain(GpuId(gpu)).unwrap();
             }
+            Step::Evict { slice, region } if slices > 0 => self.evict(slice % slices, region),
+            Step::Promote { slice, region } if slices > 0 => self.promote(slice % slices, region),
+            Step::EndTiering { nth, done } => self.end_tiering(nth, done),
             Step::Relocate => self.relocate(),
             Step::EndRelocation { nth, end } => self.end_relocation(nth, end),
             Step::Pin { slice, nth } if slices > 0 => self.pin(slice % slices, nth),
@@ -727,6 +878,8 @@ impl Model {
             assert_eq!(usage.allocated_bytes, slice.count(Cell::Live));
             assert_eq!(usage.quarantined_bytes, slice.count(Cell::Quarantined));
             assert_eq!(usage.backed_bytes, u64::from(slice.held()) * self.shard_bytes);
+            let stored = slice.footprint() - slice.held();
+            assert_eq!(usage.stored_bytes, u64::from(stored) * self.shard_bytes);
             assert_eq!(usage.allocations, slice.live.len() as u64);
             assert_eq!(usage.gpus.iter().map(|gpu| gpu.bytes).sum::<u64>(), usage.backed_bytes);
             let live: Vec<_> =
@@ -746,6 +899,9 @@ impl Model {
         assert!(self.slices.iter().all(|slice| slice.pins.iter().all(|pins| *pins == 0)));
         while !self.relocations.is_empty() {
             self.end_relocation(0, RelocationEnd::Abort);
+        }
+        while !self.evictions.is_empty() || !self.promotions.is_empty() {
+            self.end_tiering(0, false);
         }
         for index in 0..self.slices.len() {
             self.abort(index, false);
@@ -785,7 +941,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(RelocationEnd::Abort),
         1 => Just(RelocationEnd::Refuse),
     ];
-    let (pinner, resized) = (slice.clone(), slice.clone());
+    let (pinner, resized, tiered) = (slice.clone(), slice.clone(), slice.clone());
     let step = prop_oneof![
         12 => alloc,
         11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
@@ -798,6 +954,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (resized, 1..14u32, 0..6u32)
             .prop_map(|(slice, limit, guarantee)| Step::Resize { slice, limit, guarantee }),
         1 => (0..3u16).prop_map(|gpu| Step::EndDrain { gpu }),
+        5 => (tiered.clone(), any::<u32>()).prop_map(|(slice, region)| Step::Evict { slice, region }),
+        3 => (tiered, any::<u32>()).prop_map(|(slice, region)| Step::Promote { slice, region }),
+        6 => (any::<usize>(), prop::bool::weighted(0.7))
+            .prop_map(|(nth, done)| Step::EndTiering { nth, done }),
         4 => Just(Step::Relocate),
         3 => (any::<usize>(), ends).prop_map(|(nth, end)| Step::EndRelocation { nth, end }),
         2 => (pinner, any::<usize>()).prop_map(|(slice, nth)| Step::Pin { slice, nth }),

@@ -2,8 +2,8 @@
 
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Placement, Pool,
-    PoolConfig, PoolError, RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId,
+    AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Place, Placement, Pool,
+    PoolConfig, PoolError, RegionIndex, RegionState, Releasable, ReleasePlan, SliceConfig, SliceId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -471,7 +471,7 @@ fn release_of_a_part_of_a_region_scrubs_it() {
         [DeviceRange { start, len_bytes: MIB }, DeviceRange { start: tail, len_bytes: 512 }]
     );
     assert_eq!(plan.unback().iter().map(|backing| backing.region.0).collect::<Vec<_>>(), [1]);
-    assert_eq!(pool.region(slice, RegionIndex(1)), Some(RegionState::Draining(GpuId(0))));
+    assert_eq!(pool.region(slice, RegionIndex(1)), Some(RegionState::Returning(GpuId(0))));
     assert_eq!(pool.finish_release(plan), None);
     assert_eq!(pool.usage(slice).unwrap().backed_bytes, 2 * SHARD);
 }
@@ -537,7 +537,8 @@ fn mark_lost_takes_regions_and_capacity() {
     let lost = pool.mark_lost(GpuId(1));
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].regions.iter().map(|backing| backing.region.0).collect::<Vec<_>>(), [1]);
-    let extents: Vec<_> = pool.extents(slice, allocation.range).map(|extent| extent.lost).collect();
+    let extents: Vec<_> =
+        pool.extents(slice, allocation.range).map(|extent| matches!(extent.place, Place::Lost(_))).collect();
     assert_eq!(extents, [false, true]);
     assert_eq!((pool.gpus()[1].capacity_shards, pool.gpus()[1].used_shards), (0, 0));
     assert!(pool.plan_alloc(slice, request(256)).is_err(), "put into a lost region");
@@ -569,7 +570,7 @@ fn commit_after_its_gpu_was_lost_makes_a_lost_allocation() {
     let grant = pool.plan_alloc(slice, request(SHARD)).unwrap();
     let _ = pool.mark_lost(GpuId(0));
     let allocation = pool.commit(grant);
-    assert!(pool.extents(slice, allocation.range).all(|extent| extent.lost));
+    assert!(pool.extents(slice, allocation.range).all(|extent| matches!(extent.place, Place::Lost(_))));
     pool.verify().unwrap();
     free(&mut pool, slice, allocation);
     assert!(pool.remove_slice(slice).is_ok());
@@ -672,4 +673,70 @@ fn resize_that_cannot_be_is_refused_and_changes_nothing() {
     pool.resize_slice(other, 800 * SHARD, 0).unwrap();
     pool.resize_slice(slice, 101 * SHARD, 101 * SHARD).unwrap();
     pool.verify().unwrap();
+}
+
+#[test]
+fn relocation_of_a_region_emptied_and_then_lost_returns_a_plan_to_forget_it() {
+    let mut pool = pool(&[2, 2]);
+    let slice = add(&mut pool, config(0, 4));
+    let kept = alloc(&mut pool, slice, 256);
+    let grant = pool.plan_alloc(slice, request(256)).unwrap();
+    free(&mut pool, slice, kept);
+    pool.begin_drain(GpuId(0)).unwrap();
+    let relocation = pool.next_relocation().unwrap();
+    assert_eq!(pool.abort(grant, None), None);
+    pool.mark_lost(GpuId(0));
+    let plan = pool.abort_relocation(relocation, false).unwrap();
+    let forgotten: Vec<_> = plan.forget().iter().map(|backing| backing.gpu).collect();
+    assert_eq!(forgotten, [GpuId(0)]);
+    assert_eq!(pool.finish_release(plan), None);
+    pool.verify().unwrap();
+    assert!(pool.remove_slice(slice).is_ok());
+}
+
+#[test]
+fn evicted_region_counts_towards_the_limit_and_frees_its_gpu() {
+    let mut pool = pool(&[2]);
+    let slice = add(&mut pool, config(0, 3));
+    let held = fill(&mut pool, slice, 2);
+    let region = pool.extents(slice, held[0].range).next().unwrap().region;
+    let eviction = pool.plan_eviction(slice, region).unwrap();
+    assert_eq!(pool.plan_eviction(slice, region), None);
+    assert_eq!(pool.pin(slice, held[0].range), Err(PinError::Moving));
+    assert_eq!(pool.finish_eviction(eviction), None);
+    assert_eq!(pool.pin(slice, held[0].range), Err(PinError::Stored(region)));
+    let usage = pool.usage(slice).unwrap();
+    assert_eq!((usage.backed_bytes, usage.stored_bytes), (SHARD, SHARD));
+    alloc(&mut pool, slice, SHARD);
+    let refused = pool.plan_alloc(slice, request(SHARD)).unwrap_err();
+    assert!(matches!(refused, AllocError::OverLimit { .. }), "{refused}");
+    let no_room = pool.plan_promotion(slice, region).unwrap_err();
+    assert!(matches!(no_room, AllocError::OutOfMemory { .. }), "{no_room}");
+    free(&mut pool, slice, held[1]);
+    let promotion = pool.plan_promotion(slice, region).unwrap().unwrap();
+    assert_eq!(pool.finish_promotion(promotion), None);
+    assert_eq!(pool.pin(slice, held[0].range).unwrap()[0].place, Place::Gpu(GpuId(0)));
+    pool.verify().unwrap();
+}
+
+#[test]
+fn freed_bytes_of_an_evicted_region_wait_until_it_is_back_or_empty() {
+    let mut pool = pool(&[2]);
+    let slice = add(&mut pool, config(0, 2));
+    let (first, second) = (alloc(&mut pool, slice, 256), alloc(&mut pool, slice, 256));
+    let eviction = pool.plan_eviction(slice, RegionIndex(0)).unwrap();
+    assert_eq!(pool.finish_eviction(eviction), None);
+    let freeing = pool.begin_free(slice, first.range.start).unwrap();
+    assert_eq!(pool.releasable(&freeing), Releasable::AfterPromotion);
+    let last = pool.begin_free(slice, second.range.start).unwrap();
+    // Nothing live is left: what the tier has is discarded with the last of the two.
+    assert_eq!((pool.releasable(&freeing), pool.releasable(&last)), (Releasable::Now, Releasable::Now));
+    let plan = pool.plan_release(freeing);
+    assert!(plan.is_trivial());
+    assert_eq!(pool.finish_release(plan), None);
+    let plan = pool.plan_release(last);
+    assert_eq!((plan.discard(), plan.scrub()), (&[RegionIndex(0)][..], &[][..]));
+    assert_eq!(pool.finish_release(plan), None);
+    pool.verify().unwrap();
+    assert!(pool.remove_slice(slice).is_ok());
 }

@@ -7,6 +7,7 @@ use vram_pool::{PinError, SliceId};
 use vram_transfer::{Again, Lease, Locate, Located, Part, TransferError, Work};
 
 use crate::Residency;
+use crate::residency::part_of;
 
 /// Makes work of the places of up to two ranges; called once.
 pub type MakeWork = Box<dyn FnOnce(Vec<Part>, Vec<Part>) -> Work + Send>;
@@ -59,8 +60,7 @@ impl Locate for Access {
             let Some(range) = range else { continue };
             match pool.pin(self.slice, *range) {
                 Ok(extents) => {
-                    *place =
-                        extents.iter().map(|extent| Part { range: extent.range, gpu: extent.gpu }).collect();
+                    *place = extents.iter().filter_map(part_of).collect();
                     *pinned_range = Some(*range);
                 }
                 Err(error) => {
@@ -74,7 +74,8 @@ impl Locate for Access {
                             let reason = "the bytes were on it".to_owned();
                             Located::Gone(GpuError::DeviceLost { gpu, reason }.into())
                         }
-                        PinError::Unbacked => Located::Gone(TransferError::Mismatch),
+                        // Nothing is put into a lower tier yet.
+                        PinError::Stored(_) | PinError::Unbacked => Located::Gone(TransferError::Mismatch),
                     };
                     let mut awaited = false;
                     for range in pinned.into_iter().flatten() {

@@ -4,7 +4,7 @@ use std::sync::{PoisonError, Weak};
 
 use crossbeam_channel::Receiver;
 use tracing::error;
-use vram_pool::{Freeing, ReleasePlan, SliceId};
+use vram_pool::{Freeing, Releasable, ReleasePlan, SliceId};
 use vram_transfer::{Flow, Part, TransferError};
 
 use crate::Residency;
@@ -19,7 +19,7 @@ pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Freei
         let plan = {
             let mut pool = residency.pool();
             // Moves end, one way or the other.
-            while pool.is_moving(freeing.slice(), freeing.range()) {
+            while pool.releasable(&freeing) != Releasable::Now {
                 pool = residency.released.wait(pool).unwrap_or_else(PoisonError::into_inner);
             }
             pool.plan_release(freeing)

@@ -116,7 +116,7 @@ impl Residency {
     fn wait_quiet(&self, relocation: &Relocation) -> Result<(), MoveError> {
         let started = Instant::now();
         let mut pool = self.pool();
-        while !pool.is_quiet(relocation) {
+        while !pool.is_quiet(relocation.slice(), relocation.from().region) {
             let left = QUIET_WAIT.saturating_sub(started.elapsed());
             if left.is_zero() || !pool.is_possible(relocation) {
                 return Err(MoveError::Busy);

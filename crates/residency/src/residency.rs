@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
-use vram_pool::{Backing, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, SliceConfig, SliceId};
+use vram_pool::{Backing, Extent, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, SliceConfig, SliceId};
 use vram_transfer::{Again, Engine, Part};
 
 use crate::release::release_all;
@@ -161,8 +161,7 @@ impl Residency {
     /// The pieces of a range of a slice, one per shard. Shorter than the range where memory was lost.
     pub fn parts(&self, slice: SliceId, range: DeviceRange) -> Vec<Part> {
         let pool = self.pool();
-        let extents = pool.extents(slice, range).filter(|extent| !extent.lost);
-        extents.map(|extent| Part { range: extent.range, gpu: extent.gpu }).collect()
+        pool.extents(slice, range).filter_map(|extent| part_of(&extent)).collect()
     }
 
     pub(crate) fn waiting_accesses(&self) -> MutexGuard<'_, Vec<Again>> {
@@ -197,4 +196,9 @@ impl Residency {
         let ids = known.iter().filter(|known| !known.lost).map(|known| known.id);
         ids.filter(|from| self.backend.can_access(*from, gpu)).collect()
     }
+}
+
+/// An extent as a piece of device memory, if it is on a GPU.
+pub(crate) fn part_of(extent: &Extent) -> Option<Part> {
+    extent.place.gpu().map(|gpu| Part { range: extent.range, gpu })
 }

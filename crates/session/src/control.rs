@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use vram_gpu::{DeviceAddress, DeviceRange};
-use vram_pool::AllocRequest;
+use vram_pool::{AllocRequest, Place};
 use vram_protocol::{
     ABI_MAJOR, ABI_MINOR, Alloc, DEVICE_RESUMED, DEVICE_SIMULATED, Extent, GPU_HOME, GpuEntry, Header, Hello,
     HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT,
@@ -244,11 +244,17 @@ impl Session {
         };
         let mut payload = reply.to_bytes().to_vec();
         for extent in shown {
+            let (gpu, tier) = match extent.place {
+                Place::Gpu(gpu) => (gpu, TIER_GPU),
+                Place::Lost(gpu) => (gpu, TIER_LOST),
+                // Nothing is put into a lower tier yet.
+                Place::Tier => return Err(Status::Internal.into()),
+            };
             let entry = Extent {
                 address: extent.range.start.0,
                 length: extent.range.len_bytes,
-                gpu: u32::from(extent.gpu.0),
-                tier: if extent.lost { TIER_LOST } else { TIER_GPU },
+                gpu: u32::from(gpu.0),
+                tier,
                 reserved0: 0,
             };
             payload.extend_from_slice(&entry.to_bytes());
