@@ -1,7 +1,7 @@
 //! Many at once, and sizes that are odd.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vram_integration::{Rig, RigConfig, guest_program};
 
@@ -117,6 +117,27 @@ fn processes_killed_at_any_moment_leave_nothing_behind() {
     }
     rig.wait_until_empty().unwrap();
     assert_works(&rig, "after");
+    rig.finish().unwrap();
+}
+
+/// The guest neither waits long nor sees a byte change while all of its memory goes from GPU to GPU.
+#[test]
+fn gpus_drained_in_turn_under_load_lose_no_byte() {
+    let rig = rig_with_soak(several_processors("sim:3x256MiB,fresh=dirty"));
+    let job = rig.vm.spawn(&format!("vram_soak random 10 {} 3 3 48", seed())).unwrap();
+    let mut rounds = 0;
+    let until = Instant::now() + Duration::from_secs(8);
+    while Instant::now() < until {
+        let gpu = (rounds % 3).to_string();
+        rig.daemon.vramctl(&["gpu", "drain", &gpu, "--wait"]).unwrap();
+        rig.daemon.vramctl(&["gpu", "undrain", &gpu]).unwrap();
+        rounds += 1;
+    }
+    let output = rig.vm.wait(&job, 3 * SHORT).unwrap();
+    println!("{rounds} GPUs were drained\n{}", output.text());
+    assert!(output.is_success(), "{output:?}\n{}\n{}", rig.vm.console_tail(), rig.daemon.log_tail());
+    assert!(rounds >= 3, "only {rounds} GPUs were drained");
+    rig.wait_until_empty().unwrap();
     rig.finish().unwrap();
 }
 
