@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use vram_control_api::v1::{Daemon, Gpu, Slice};
-use vram_control_server::{ControlServer, ControlState};
+use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange};
+use vram_control_server::{ControlServer, ControlState, Refusal};
 
 struct Nothing;
 
@@ -27,6 +27,21 @@ impl ControlState for Nothing {
 
     fn gpus(&self) -> Vec<Gpu> {
         Vec::new()
+    }
+
+    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        Err(Refusal::Conflict { message: format!("gpu{index} is lost") })
+    }
+
+    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
+        Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") })
+    }
+
+    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
+        match change.limit_bytes {
+            Some(0) => Err(Refusal::NotFound { message: name.to_owned() }),
+            _ => Err(Refusal::Conflict { message: name.to_owned() }),
+        }
     }
 
     fn slices(&self) -> Vec<Slice> {
