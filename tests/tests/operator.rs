@@ -48,6 +48,7 @@ fn wrong_command_lines_get_one_clear_message_and_exit_code_2() -> Result<()> {
         (&["--slice", "a=1GiB", "--slice", "a=1GiB"], "already defined"),
         (&["--slice", "a=1GiB,guarantee=2GiB"], "guarantee"),
         (&["--slice", "a=1GiB,queues=0"], "queues"),
+        (&["--gpu", "sim:2x1GiB", "--slice", "a=1GiB,home=2"], "The home of slice a is GPU 2"),
         (&["--slice", "a=1GiB", "--shard", "3MiB"], "shard"),
         (&["--slice", "a=1GiB", "--shard", "2GiB"], "shard"),
         (&["--slice", "a=1GiB", "--virtio-id", "64"], "virtio-id"),
@@ -76,6 +77,7 @@ fn wrong_configuration_files_name_the_field_and_exit_2() -> Result<()> {
         ("[[slice]]\nname = \"a\"\nlimit = \"many\"\n", "many"),
         ("[gpu]\nbackend = \"abacus\"\n[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\n", "abacus"),
         ("shard = \"1MiB\"\n[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\n", "shard"),
+        ("[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\nhome = 9\n", "home of slice a"),
         ("this is not toml", "vramd.toml"),
     ];
     for (contents, names) in cases {

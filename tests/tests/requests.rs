@@ -137,7 +137,7 @@ fn alloc_bad_values_are_refused_with_their_status() -> Result<()> {
 }
 
 #[test]
-fn alloc_above_the_guarantee_of_others_is_out_of_memory_and_changes_nothing() -> Result<()> {
+fn alloc_above_the_limit_is_refused_and_changes_nothing() -> Result<()> {
     let (daemon, mut driver, context) = start()?;
     // 64 MiB in all, 16 of them promised to b.
     let base = driver.must_alloc(context, 48 * MIB)?;
@@ -149,6 +149,29 @@ fn alloc_above_the_guarantee_of_others_is_out_of_memory_and_changes_nothing() ->
     ok(driver.free(context, base)?);
     // The freed shards are being given back: the next allocation waits for them rather than failing.
     driver.must_alloc(context, 48 * MIB)?;
+    Ok(())
+}
+
+#[test]
+fn alloc_above_what_others_are_promised_is_out_of_memory_and_changes_nothing() -> Result<()> {
+    let daemon = TestDaemon::start("2x16MiB", &[("a", 32 * MIB, 0), ("b", 32 * MIB, 12 * MIB)])?;
+    let mut driver = daemon.driver("a")?;
+    let context = driver.open()?;
+    let usage = || {
+        let pool = daemon.residency().pool();
+        pool.slices().filter_map(|slice| pool.usage(slice)).collect::<Vec<_>>()
+    };
+    driver.must_alloc(context, 4 * MIB)?;
+    let before = usage();
+    assert_eq!(driver.alloc(context, 20 * MIB, 0)?.status(), Status::OutOfMemory);
+    assert_eq!(usage(), before);
+    driver.must_alloc(context, 16 * MIB)?;
+    assert_eq!(driver.alloc(context, 1 << 20, 0)?.status(), Status::OutOfMemory);
+    // What was promised is there.
+    let mut other = daemon.driver("b")?;
+    let other_context = other.open()?;
+    other.must_alloc(other_context, 12 * MIB)?;
+    assert_eq!(other.alloc(other_context, 1 << 20, 0)?.status(), Status::OutOfMemory);
     Ok(())
 }
 

@@ -4,12 +4,13 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tracing::{info, warn};
 use vram_control_api::ByteSize;
 use vram_gpu::{Backend, GpuId};
 use vram_gpu_cuda::CudaBackend;
 use vram_gpu_sim::{SimBackend, SimConfig};
+use vram_pool::SliceId;
 use vram_residency::{MemoryConfig, Residency};
 use vram_session::{Counters, Session, SessionConfig};
 use vram_transport_vhost_user::{SliceSocket, SocketConfig};
@@ -56,6 +57,7 @@ impl Daemon {
         let boot_epoch = boot_epoch();
         fs::create_dir_all(&config.socket_dir)
             .with_context(|| format!("The socket folder {} cannot be made", config.socket_dir.display()))?;
+        check_homes(&config.slices, backend.devices().len())?;
         let mut slices = Vec::new();
         for slice in &config.slices {
             slices.push(serve_slice(slice, config.virtio_id, &residency, boot_epoch)?);
@@ -76,9 +78,41 @@ impl Daemon {
 /// Checks what only the backend understands of the choice of GPUs, so that it is refused as a wrong command line is.
 pub fn check_gpu_choice(config: &Config) -> Result<()> {
     if let GpuBackend::Sim(spec) = &config.gpu {
-        SimConfig::parse(spec).with_context(|| format!("The GPUs sim:{spec} are not valid"))?;
+        let sim = SimConfig::parse(spec).with_context(|| format!("The GPUs sim:{spec} are not valid"))?;
+        check_homes(&config.slices, sim.gpus.len())?;
     }
     Ok(())
+}
+
+/// Whether the GPUs slices are to be at home on are there.
+fn check_homes(slices: &[SliceConfig], gpus: usize) -> Result<()> {
+    for slice in slices {
+        if let Some(home) = slice.home {
+            ensure!(
+                usize::from(home) < gpus,
+                "The home of slice {} is GPU {home}, and there are {gpus} GPUs, numbered from 0",
+                slice.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Says what is otherwise than written: sizes are counted in whole shards, and limits need not fit.
+fn remark_on_sizes(slice: &SliceConfig, residency: &Residency, id: SliceId) {
+    let pool = residency.pool();
+    let Some(usage) = pool.usage(id) else { return };
+    let shards = pool.gpus().iter().map(|gpu| u64::from(gpu.capacity_shards)).sum::<u64>();
+    let pool_bytes = shards.saturating_mul(pool.shard_bytes());
+    drop(pool);
+    let (limit, guarantee) = (ByteSize(usage.limit_bytes), ByteSize(usage.guarantee_bytes));
+    if limit != slice.limit || guarantee != slice.guarantee {
+        warn!(slice = %slice.name, %limit, %guarantee, "sizes are rounded up to whole shards");
+    }
+    if limit.bytes() > pool_bytes {
+        let pool = ByteSize(pool_bytes);
+        warn!(slice = %slice.name, %limit, %pool, "the limit is more than all GPUs have; the slice will never have so much");
+    }
 }
 
 /// Opens the GPUs a configuration names; never others in their place.
@@ -116,6 +150,7 @@ fn serve_slice(
                 slice.name, slice.limit
             )
         })?;
+    remark_on_sizes(slice, residency, id);
     let counters = Arc::new(Counters::default());
     let session = SessionConfig {
         slice: id,

@@ -39,6 +39,9 @@ const MACHINE_FOLDERS: &[(&str, Option<&str>)] =
 /// Words about how a text came to be; the text speaks for itself.
 const NOT_OURS: &[&str] = &["subagent", "ai-generated", "ai assistant", "co-authored-by"];
 
+/// What version control puts around both sides of a conflict.
+const CONFLICT: &[&str] = &["<<<<<<< ", ">>>>>>> "];
+
 /// Texts of others, word for word, and what programs write.
 const FOREIGN: &[&str] = &["LICENSE", "COPYING", "Cargo.lock"];
 
@@ -67,6 +70,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Report> {
                 &mut report,
             );
             check_commands(file, text, &texts, &mut untested, &mut report);
+        }
+        let conflict = |line: &&str| CONFLICT.iter().any(|mark| line.starts_with(mark));
+        if let Some((number, _)) = (1..).zip(text.lines()).find(|(_, line)| conflict(line)) {
+            report.finding(format!("{file}:{number}"), "A merge was not resolved.", "Resolve it.");
         }
         let foreign = FOREIGN.iter().any(|name| Path::new(file).ends_with(name));
         if !foreign && !file.starts_with(OWN) {
