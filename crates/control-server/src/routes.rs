@@ -109,12 +109,13 @@ async fn change_slice(
         Ok(change) => change,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string())),
     };
-    match contain("operator API", || (state.change_slice(&name, change), state.slices())) {
-        Outcome::Returned((Ok(slice), _)) => Json(slice).into_response(),
-        Outcome::Returned((Err(Refusal::NotFound { .. }), slices)) => {
-            refuse(StatusCode::NOT_FOUND, no_such_slice(&name, &slices))
-        }
-        Outcome::Returned((Err(Refusal::Conflict { message }), _)) => conflict(message),
+    let ask = || match state.change_slice(&name, change) {
+        Ok(slice) => Json(slice).into_response(),
+        Err(Refusal::NotFound { .. }) => refuse(StatusCode::NOT_FOUND, no_such_slice(&name, &state.slices())),
+        Err(Refusal::Conflict { message }) => conflict(message),
+    };
+    match contain("operator API", ask) {
+        Outcome::Returned(response) => response,
         Outcome::Panicked(_) => internal_error(),
     }
 }

@@ -176,8 +176,7 @@ impl Gpus {
         order: impl Fn(&GpuUsage) -> T,
         admits: impl Fn(&GpuUsage) -> bool,
     ) -> Option<GpuId> {
-        let rank = |usage: &&GpuUsage| (self.topology.distance(home, usage.id), order(usage), usage.id);
-        self.usages.iter().filter(|usage| admits(usage)).min_by_key(rank).map(|usage| usage.id)
+        self.first_by(home, |usage| (self.topology.distance(home, usage.id), order(usage)), admits)
     }
 
     /// Of the GPUs a condition admits, the one that comes first by `order`; of several the one nearest to `home`, then

@@ -95,14 +95,6 @@ impl Pool {
         awaited
     }
 
-    /// Whether any region of a range is on its way to another place.
-    pub fn is_moving(&self, slice: SliceId, range: DeviceRange) -> bool {
-        let Some(slice) = self.slices.get(&slice) else { return false };
-        let moving =
-            |index: RegionIndex| slice.band.region(index).is_some_and(|region| region.state.is_moving());
-        slice.band.touched(Self::clipped(slice, range)).any(moving)
-    }
-
     /// Whether nobody uses the region any more, so that its bytes can be copied.
     pub fn is_quiet(&self, slice: SliceId, region: RegionIndex) -> bool {
         self.slices

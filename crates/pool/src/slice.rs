@@ -192,16 +192,26 @@ impl Slice {
         self.band.region(region).is_some_and(Region::is_empty) && self.take_away(region, plan)
     }
 
-    /// The first region that is to leave its GPU and can: nothing of it is on its way to be free.
+    /// A region that is to leave its GPU and can: nothing of it is on its way to be free. Those nobody uses go first, so
+    /// that one in use for long does not hold up the others.
     pub(crate) fn first_to_leave(&self, gpus: &Gpus) -> Option<(RegionIndex, GpuId)> {
         let drained = |gpu: GpuId| gpus.get(gpu).is_some_and(|usage| usage.draining);
         if !gpus.iter().any(|gpu| gpu.draining && self.held.of(gpu.id) > 0) {
             return None;
         }
-        self.band.regions().find_map(|(index, region)| match region.state {
-            RegionState::Backed(gpu) if drained(gpu) && region.quarantined_bytes == 0 => Some((index, gpu)),
-            _ => None,
-        })
+        let mut used = None;
+        for (index, region) in self.band.regions() {
+            match region.state {
+                RegionState::Backed(gpu) if drained(gpu) && region.quarantined_bytes == 0 => {
+                    if region.pins == 0 {
+                        return Some((index, gpu));
+                    }
+                    used = used.or(Some((index, gpu)));
+                }
+                _ => {}
+            }
+        }
+        used
     }
 
     /// A backed region is to move.

@@ -1,7 +1,5 @@
 //! Tiering: regions leave the GPUs for a lower tier and come back, at unchanged addresses.
 
-use vram_gpu::GpuId;
-
 use crate::room::{Room, When};
 use crate::{AllocError, Backing, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
 
@@ -165,14 +163,5 @@ impl Pool {
         let slice = self.slices.get_mut(&slice)?;
         let mut plan = ReleasePlan::empty(slice.id);
         slice.release_if_empty(region, &mut plan).then_some(plan)
-    }
-
-    /// Whether a promotion's GPU is still there.
-    pub fn can_arrive(&self, promotion: &Promotion) -> bool {
-        self.is_on(promotion.to.gpu)
-    }
-
-    fn is_on(&self, gpu: GpuId) -> bool {
-        self.gpus.get(gpu).is_some_and(|gpu| !gpu.lost)
     }
 }

@@ -620,9 +620,9 @@ fn relocation_of_a_region_freed_meanwhile_returns_a_plan_for_it() {
     assert_eq!(pool.next_relocation(), None);
     assert_eq!(pool.pin(slice, allocation.range), Err(PinError::Moving));
     let freeing = pool.begin_free(slice, allocation.range.start).unwrap();
-    assert!(pool.is_moving(slice, allocation.range));
+    assert_eq!(pool.releasable(&freeing), Releasable::AfterMove);
     assert_eq!(pool.finish_relocation(relocation), None);
-    assert!(!pool.is_moving(slice, allocation.range));
+    assert_eq!(pool.releasable(&freeing), Releasable::Now);
     let plan = pool.plan_release(freeing);
     let taken: Vec<_> = plan.unback().iter().map(|backing| backing.gpu).collect();
     assert_eq!(taken, [GpuId(1)]);
@@ -739,4 +739,21 @@ fn freed_bytes_of_an_evicted_region_wait_until_it_is_back_or_empty() {
     assert_eq!(pool.finish_release(plan), None);
     pool.verify().unwrap();
     assert!(pool.remove_slice(slice).is_ok());
+}
+
+#[test]
+fn relocation_of_a_region_in_use_comes_after_those_nobody_uses() {
+    let mut pool = pool(&[3, 3]);
+    let slice = add(&mut pool, config(0, 6));
+    let held = fill(&mut pool, slice, 2);
+    pool.pin(slice, held[0].range).unwrap();
+    pool.begin_drain(GpuId(0)).unwrap();
+    let (first, second) = (pool.next_relocation().unwrap(), pool.next_relocation().unwrap());
+    assert_eq!(
+        (first.from().range.start, second.from().range.start),
+        (held[1].range.start, held[0].range.start)
+    );
+    assert!(pool.unpin(slice, held[0].range));
+    assert_eq!((pool.finish_relocation(second), pool.finish_relocation(first)), (None, None));
+    pool.verify().unwrap();
 }

@@ -53,47 +53,37 @@ impl Locate for Access {
         let Some(residency) = self.residency.upgrade() else {
             return Located::Gone(TransferError::Cancelled);
         };
-        let mut pool = residency.pool();
+        // Made before the pool is locked, so that what was pinned is unpinned after it is unlocked.
+        let mut pins =
+            Pins { residency: Weak::clone(&self.residency), slice: self.slice, ranges: [None, None] };
         let mut places: [Vec<Part>; 2] = Default::default();
-        let mut pinned = [None, None];
-        for ((range, place), pinned_range) in self.ranges.iter().zip(&mut places).zip(&mut pinned) {
+        let mut pool = residency.pool();
+        for ((range, place), pinned) in self.ranges.iter().zip(&mut places).zip(&mut pins.ranges) {
             let Some(range) = range else { continue };
             match pool.pin(self.slice, *range) {
                 Ok(extents) => {
                     *place = extents.iter().filter_map(part_of).collect();
-                    *pinned_range = Some(*range);
+                    *pinned = Some(*range);
                 }
-                Err(error) => {
+                Err(PinError::Moving) => {
                     // Whoever moves the bytes holds the pool's lock when it is done, and looks here afterwards.
-                    let located = match error {
-                        PinError::Moving => {
-                            residency.waiting_accesses().push(again);
-                            Located::Moving
-                        }
-                        PinError::Lost(gpu) => {
-                            let reason = "the bytes were on it".to_owned();
-                            Located::Gone(GpuError::DeviceLost { gpu, reason }.into())
-                        }
-                        // Nothing is put into a lower tier yet.
-                        PinError::Stored(_) | PinError::Unbacked => Located::Gone(TransferError::Mismatch),
-                    };
-                    let mut awaited = false;
-                    for range in pinned.into_iter().flatten() {
-                        awaited |= pool.unpin(self.slice, range);
-                    }
-                    drop(pool);
-                    if awaited {
-                        residency.quiet.notify_all();
-                    }
-                    return located;
+                    residency.waiting_accesses().push(again);
+                    return Located::Moving;
+                }
+                Err(PinError::Lost(gpu)) => {
+                    let reason = "the bytes were on it".to_owned();
+                    return Located::Gone(GpuError::DeviceLost { gpu, reason }.into());
+                }
+                // Nothing is put into a lower tier yet.
+                Err(PinError::Stored(_) | PinError::Unbacked) => {
+                    return Located::Gone(TransferError::Mismatch);
                 }
             }
         }
         drop(pool);
         let Some(make) = self.make.take() else { return Located::Gone(TransferError::Cancelled) };
         let [first, second] = places;
-        let pins: Lease =
-            Arc::new(Pins { residency: Weak::clone(&self.residency), slice: self.slice, ranges: pinned });
+        let pins: Lease = Arc::new(pins);
         Located::Here(make(first, second), pins)
     }
 }

@@ -1,12 +1,12 @@
 //! Moving regions between GPUs.
 
-use std::sync::{PoisonError, Weak, mpsc};
+use std::sync::{PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 use vram_gpu::{DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
 use vram_pool::{DrainError, Relocation};
-use vram_transfer::{Flow, Job, Outcome, Part, TransferError, Work};
+use vram_transfer::{Flow, Part, TransferError, Work};
 
 use crate::Residency;
 
@@ -166,17 +166,12 @@ impl Residency {
         let filled =
             self.backend.set_access(self.landing, &self.reaching(relocation.to())).map_err(Into::into);
         let filled = filled.and_then(|()| {
-            let (sender, receiver) = mpsc::sync_channel(1);
-            let done = Box::new(move |outcome: Outcome| {
-                let _ = sender.send(outcome.result);
-            });
             let work = Work::Copy {
                 to: vec![Part { range: self.landing, gpu: relocation.to() }],
                 from: vec![Part { range: from.range, gpu: from.gpu }],
             };
             let flow = Flow::Upkeep(relocation.slice().0);
-            self.engine.stream(flow).submit(Job { work, leases: Vec::new(), done });
-            receiver.recv().unwrap_or(Err(TransferError::Cancelled)).map_err(MoveError::Failed)
+            self.engine.run(flow, work, Vec::new()).map_err(MoveError::Failed)
         });
         self.backend.unmap(self.landing)?;
         filled

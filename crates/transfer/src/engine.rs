@@ -56,11 +56,16 @@ impl Engine {
         to: Vec<Part>,
         leases: Vec<Lease>,
     ) -> Result<(), TransferError> {
+        self.run(flow, Work::Fill { to, pattern: Pattern::U8(0) }, leases)
+    }
+
+    /// Does work on a stream of its own and waits for it.
+    pub fn run(self: &Arc<Self>, flow: Flow, work: Work, leases: Vec<Lease>) -> Result<(), TransferError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let done = Box::new(move |outcome: crate::Outcome| {
             let _ = sender.send(outcome.result);
         });
-        self.stream(flow).submit(Job { work: Work::Fill { to, pattern: Pattern::U8(0) }, leases, done });
+        self.stream(flow).submit(Job { work, leases, done });
         receiver.recv().unwrap_or(Err(TransferError::Cancelled))
     }
 

@@ -1,0 +1,237 @@
+//! Steps that move regions, or change what a slice may have: tiers, drains, pins, resizes.
+
+use super::*;
+
+impl Model {
+    pub(super) fn evict(&mut self, index: usize, region: u32) {
+        let slice = &mut self.slices[index];
+        let region = region as usize % slice.regions.len();
+        let (live, quarantined) = slice.cells_in(region, self.shard_bytes);
+        let state = slice.regions[region];
+        let eviction = self.pool.plan_eviction(slice.id, RegionIndex(region as u32));
+        let evictable = matches!(state, RegionState::Backed(_)) && live > 0 && quarantined == 0;
+        assert_eq!(eviction.is_some(), evictable);
+        if let (Some(eviction), RegionState::Backed(gpu)) = (eviction, state) {
+            assert_eq!(eviction.from().gpu, gpu);
+            slice.regions[region] = RegionState::Evicting(gpu);
+            self.evictions.push(eviction);
+        }
+    }
+
+    pub(super) fn promote(&mut self, index: usize, region: u32) {
+        let slice = &self.slices[index];
+        let region = region as usize % slice.regions.len();
+        let (live, _) = slice.cells_in(region, self.shard_bytes);
+        let wanted = slice.regions[region] == RegionState::Stored && live > 0;
+        let place = self.place(index, 1);
+        match self.pool.plan_promotion(slice.id, RegionIndex(region as u32)) {
+            Ok(Some(promotion)) => {
+                assert!(wanted);
+                assert_eq!(place, [promotion.to().gpu]);
+                self.slices[index].regions[region] = RegionState::Promoting(promotion.to().gpu);
+                self.promotions.push(promotion);
+            }
+            Ok(None) => assert!(!wanted),
+            Err(AllocError::OutOfMemory { .. }) => assert!(wanted && place.is_empty()),
+            Err(other) => panic!("unexpected {other}"),
+        }
+    }
+
+    pub(super) fn end_tiering(&mut self, nth: usize, done: bool) {
+        let all = self.evictions.len() + self.promotions.len();
+        if all == 0 {
+            return;
+        }
+        let nth = nth % all;
+        let plan = if nth < self.evictions.len() {
+            let eviction = &self.evictions[nth];
+            let slice = self.slices.iter_mut().find(|slice| slice.id == eviction.slice()).unwrap();
+            let (region, gpu) = (eviction.from().region.0 as usize, eviction.from().gpu);
+            if done && !self.pool.is_quiet(slice.id, eviction.from().region) {
+                return;
+            }
+            let evicting = slice.regions[region] == RegionState::Evicting(gpu);
+            if evicting {
+                slice.regions[region] = if done { RegionState::Stored } else { RegionState::Backed(gpu) };
+            }
+            let eviction = self.evictions.swap_remove(nth);
+            if done {
+                assert_eq!(self.pool.can_leave(&eviction), evicting);
+                self.pool.finish_eviction(eviction)
+            } else {
+                self.pool.abort_eviction(eviction)
+            }
+        } else {
+            let promotion = self.promotions.swap_remove(nth - self.evictions.len());
+            let slice = self.slices.iter_mut().find(|slice| slice.id == promotion.slice()).unwrap();
+            let (region, gpu) = (promotion.to().region.0 as usize, promotion.to().gpu);
+            if slice.regions[region] == RegionState::Promoting(gpu) {
+                slice.regions[region] = if done { RegionState::Backed(gpu) } else { RegionState::Stored };
+            }
+            if done {
+                self.pool.finish_promotion(promotion)
+            } else {
+                self.pool.abort_promotion(promotion, false)
+            }
+        };
+        self.adopt(plan);
+    }
+
+    pub(super) fn resize(&mut self, index: usize, limit: u32, guarantee: u32) {
+        let others = self.slices.iter().enumerate().filter(|(other, _)| *other != index);
+        let promised: u32 = others.clone().map(|(_, slice)| slice.guarantee).sum();
+        let slice = &self.slices[index];
+        let at_home: u32 = others
+            .filter(|(_, other)| other.local && other.home == slice.home)
+            .map(|(_, other)| other.guarantee)
+            .sum();
+        let usable = |gpu: usize| if self.draining[gpu] { 0 } else { self.capacity[gpu] };
+        let mut promisable = (0..3).map(usable).sum::<u32>().saturating_sub(promised);
+        if slice.local {
+            promisable = promisable.min(usable(slice.home.index()).saturating_sub(at_home));
+        }
+        let configured: u32 = self.pool_configured;
+        let fits_band = limit.min(configured) as usize <= slice.regions.len();
+        let fits =
+            fits_band && guarantee <= limit && (guarantee <= slice.guarantee || guarantee <= promisable);
+        let bytes = |shards: u32| u64::from(shards) * self.shard_bytes;
+        let resized = self.pool.resize_slice(slice.id, bytes(limit), bytes(guarantee));
+        assert_eq!(resized.is_ok(), fits, "{resized:?}");
+        if fits {
+            let slice = &mut self.slices[index];
+            (slice.limit, slice.guarantee) = (limit, guarantee);
+        }
+    }
+
+    pub(super) fn drain(&mut self, gpu: GpuId) {
+        let lost = self.pool.gpus()[gpu.index()].lost;
+        let left: u32 = (0..3)
+            .filter(|other| *other != gpu.index() && !self.draining[*other])
+            .map(|other| self.capacity[other])
+            .sum();
+        let guaranteed: u32 = self.slices.iter().map(|slice| slice.guarantee).sum();
+        let local = self.slices.iter().any(|slice| slice.local && slice.home == gpu);
+        match self.pool.begin_drain(gpu) {
+            Ok(()) => {
+                assert!(!lost && (self.draining[gpu.index()] || (left > 0 && guaranteed <= left && !local)));
+                self.draining[gpu.index()] = true;
+            }
+            Err(DrainError::Lost { .. }) => assert!(lost),
+            Err(DrainError::Local { .. }) => assert!(local),
+            Err(DrainError::GuaranteesDoNotFit { .. }) => assert!(guaranteed > left || left == 0),
+            Err(other) => panic!("unexpected {other}"),
+        }
+    }
+
+    pub(super) fn relocate(&mut self) {
+        let can_leave = |slice: &ModelSlice, region: usize| {
+            let start = slice.start + region as u64 * self.shard_bytes;
+            let cells = slice.cells_of(range_of(start, self.shard_bytes));
+            matches!(slice.regions[region], RegionState::Backed(gpu) if self.draining[gpu.index()])
+                && slice.cells[cells].iter().all(|cell| *cell != Cell::Quarantined)
+        };
+        let waiting: Vec<usize> = (0..self.slices.len())
+            .filter(|index| {
+                let slice = &self.slices[*index];
+                (0..slice.regions.len()).any(|region| can_leave(slice, region))
+                    && !self.place(*index, 1).is_empty()
+            })
+            .collect();
+        let Some(relocation) = self.pool.next_relocation() else {
+            assert!(waiting.is_empty(), "something could move");
+            return;
+        };
+        let index = self.slices.iter().position(|slice| slice.id == relocation.slice()).unwrap();
+        assert!(waiting.contains(&index));
+        let short = |index: &usize| self.missing(&self.slices[*index]) > 0;
+        assert!(short(&index) || !waiting.iter().any(short), "a borrower went first");
+        let region = relocation.from().region.0 as usize;
+        assert!(can_leave(&self.slices[index], region));
+        assert_eq!(self.place(index, 1), [relocation.to()]);
+        let slice = &mut self.slices[index];
+        assert_eq!(slice.regions[region], RegionState::Backed(relocation.from().gpu));
+        slice.regions[region] = RegionState::Moving { from: relocation.from().gpu, to: relocation.to() };
+        self.relocations.push((relocation, true));
+    }
+
+    pub(super) fn end_relocation(&mut self, nth: usize, end: RelocationEnd) {
+        if self.relocations.is_empty() {
+            return;
+        }
+        let nth = nth % self.relocations.len();
+        let (relocation, _) = &self.relocations[nth];
+        let index = self.slices.iter().position(|slice| slice.id == relocation.slice()).unwrap();
+        let region = relocation.from().region.0 as usize;
+        let (from, to) = (relocation.from().gpu, relocation.to());
+        let moving = self.slices[index].regions[region] == RegionState::Moving { from, to };
+        let possible = moving && !self.pool.gpus()[to.index()].lost;
+        assert_eq!(self.pool.is_possible(relocation), possible);
+        let quiet = self.pool.is_quiet(relocation.slice(), relocation.from().region);
+        assert_eq!(quiet, self.slices[index].pins[region] == 0);
+        if end == RelocationEnd::Finish && !quiet {
+            return;
+        }
+        let (relocation, _) = self.relocations.swap_remove(nth);
+        if moving {
+            let stays_on = if possible && end == RelocationEnd::Finish { to } else { from };
+            self.slices[index].regions[region] = RegionState::Backed(stays_on);
+        }
+        if end == RelocationEnd::Refuse {
+            self.capacity[to.index()] = self.used(to);
+        }
+        let plan = match end {
+            RelocationEnd::Finish => self.pool.finish_relocation(relocation),
+            RelocationEnd::Abort => self.pool.abort_relocation(relocation, false),
+            RelocationEnd::Refuse => self.pool.abort_relocation(relocation, true),
+        };
+        self.adopt(plan);
+    }
+
+    pub(super) fn pin(&mut self, index: usize, nth: usize) {
+        let slice = &mut self.slices[index];
+        if slice.live.is_empty() {
+            return;
+        }
+        let (&base, &len_bytes) = slice.live.iter().nth(nth % slice.live.len()).unwrap();
+        let range = range_of(base, len_bytes);
+        let first = (base - slice.start) / self.shard_bytes;
+        let last = (base + len_bytes - 1 - slice.start) / self.shard_bytes;
+        let regions = first as usize..=last as usize;
+        let states = &slice.regions[regions.clone()];
+        let lost = states.iter().any(|state| matches!(state, RegionState::Lost(_)));
+        let moving = states.iter().any(is_moving);
+        let stored = states.iter().position(|state| *state == RegionState::Stored);
+        match self.pool.pin(slice.id, range) {
+            Ok(extents) => {
+                assert!(!lost && !moving && stored.is_none());
+                assert_eq!(extents.iter().map(|extent| extent.range.len_bytes).sum::<u64>(), len_bytes);
+                for region in regions {
+                    slice.pins[region] += 1;
+                }
+                self.pinned.push((index, range));
+            }
+            Err(PinError::Lost(_)) => assert!(lost),
+            Err(PinError::Moving) => assert!(moving && !lost),
+            Err(PinError::Stored(region)) => {
+                assert_eq!(stored.map(|at| (first as usize + at) as u32), Some(region.0))
+            }
+            Err(other) => panic!("unexpected {other:?}"),
+        }
+    }
+
+    pub(super) fn unpin(&mut self, nth: usize) {
+        if self.pinned.is_empty() {
+            return;
+        }
+        let (index, range) = self.pinned.swap_remove(nth % self.pinned.len());
+        let slice = &mut self.slices[index];
+        let first = (range.start.0 - slice.start) / self.shard_bytes;
+        let last = (range.start.0 + range.len_bytes - 1 - slice.start) / self.shard_bytes;
+        let mut awaited = false;
+        for region in first as usize..=last as usize {
+            slice.pins[region] -= 1;
+            awaited |= slice.pins[region] == 0 && is_moving(&slice.regions[region]);
+        }
+        assert_eq!(self.pool.unpin(slice.id, range), awaited);
+    }
+}
