@@ -23,6 +23,8 @@ pub struct PoolConfig {
     pub gpus: Vec<GpuCapacity>,
     /// How they reach each other; it knows every GPU named in `gpus`.
     pub topology: Topology,
+    /// Regions the tiers below the GPUs take together; zero if there are none.
+    pub tier_regions: u32,
 }
 
 impl PoolConfig {

@@ -22,6 +22,8 @@ pub enum Place {
     Gpu(GpuId),
     /// In a tier below the GPUs.
     Tier,
+    /// Nowhere: they were in a tier, and are damaged.
+    Damaged,
     /// Nowhere: they were on this GPU, which is lost.
     Lost(GpuId),
 }
@@ -31,7 +33,7 @@ impl Place {
     pub fn gpu(self) -> Option<GpuId> {
         match self {
             Self::Gpu(gpu) => Some(gpu),
-            Self::Tier | Self::Lost(_) => None,
+            Self::Tier | Self::Damaged | Self::Lost(_) => None,
         }
     }
 }
@@ -46,7 +48,9 @@ impl Pool {
                 let state = slice.band.region(region)?.state;
                 let place = match state {
                     RegionState::Lost(gpu) | RegionState::Forgetting(gpu) => Place::Lost(gpu),
-                    RegionState::Stored | RegionState::Promoting(_) | RegionState::Discarding => Place::Tier,
+                    RegionState::Damaged => Place::Damaged,
+                    RegionState::Promoting(_) => Place::Tier,
+                    state if state.is_stored() => Place::Tier,
                     _ => Place::Gpu(state.holder()?),
                 };
                 let part = inside.intersection(slice.band.region_span(region));

@@ -6,7 +6,7 @@ use crate::band::Window;
 use crate::room::{Room, When};
 use crate::slice::{Slice, Vacated};
 use crate::span::{Span, round_up_to_granule};
-use crate::{AllocError, Backing, Pool, ReleasePlan, SliceId};
+use crate::{AllocError, Backing, Pool, RegionIndex, ReleasePlan, SliceId};
 
 /// What a guest asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,7 @@ pub struct Grant {
     pub(crate) slice: SliceId,
     pub(crate) range: DeviceRange,
     pub(crate) backings: Vec<Backing>,
+    pub(crate) born_stored: Vec<RegionIndex>,
 }
 
 impl Grant {
@@ -56,6 +57,11 @@ impl Grant {
     /// The regions that need a new shard, in order of address; empty if all memory is there already.
     pub fn backings(&self) -> &[Backing] {
         &self.backings
+    }
+
+    /// The regions for which no GPU has room and that begin their life in a lower tier, all zeros, in order of address.
+    pub fn born_stored(&self) -> &[RegionIndex] {
+        &self.born_stored
     }
 }
 
@@ -82,7 +88,9 @@ impl Pool {
         let mut room = Room::of(&self.gpus, self.slices.values(), found, When::Now);
         let limit_left = found.limit_shards.saturating_sub(found.footprint());
         match window {
-            Some(window) if window.new_shards <= limit_left.min(room.shards()) => {
+            Some(window)
+                if window.new_shards <= limit_left.min(room.shards().saturating_add(self.births_left())) =>
+            {
                 let gpus: Vec<_> =
                     (0..window.new_shards).map_while(|_| room.take(&self.gpus, found)).collect();
                 Ok(self.grant(slice, wanted, window, gpus))
@@ -94,7 +102,7 @@ impl Pool {
     /// All shards of a grant are there: the allocation is live. To be called with grants of this pool only; another's
     /// changes nothing here.
     pub fn commit(&mut self, grant: Grant) -> Allocation {
-        let Grant { slice, range, backings } = grant;
+        let Grant { slice, range, backings, born_stored: _ } = grant;
         let span = Span::reserved_by(range);
         if let Some(slice) = self.slices.get_mut(&slice).filter(|slice| slice.pending == Some(span)) {
             slice.pending = None;
@@ -111,13 +119,17 @@ impl Pool {
     ///
     /// Returns a plan if the grant was all that kept some regions; carry it out and finish it.
     pub fn abort(&mut self, grant: Grant, refused: Option<GpuId>) -> Option<ReleasePlan> {
-        let Grant { slice, range, backings } = grant;
+        let Grant { slice, range, backings, born_stored } = grant;
         let span = Span::reserved_by(range);
         let slice = self.slices.get_mut(&slice).filter(|slice| slice.pending == Some(span))?;
         slice.pending = None;
         slice.vacate(span, Vacated::Free);
         for backing in backings {
             slice.unback(&mut self.gpus, backing.region);
+        }
+        for region in born_stored {
+            slice.map.close_free(slice.band.region_span(region));
+            slice.unback(&mut self.gpus, region);
         }
         let plan = slice.settle(span);
         if let Some(gpu) = refused {
@@ -140,15 +152,22 @@ impl Pool {
     /// Books a window, the new shards in it coming from `gpus`.
     fn grant(&mut self, id: SliceId, wanted: Wanted, window: Window, gpus: Vec<GpuId>) -> Grant {
         let range = Span::new(window.span.start, wanted.length_bytes).range();
-        let mut grant = Grant { slice: id, range, backings: Vec::new() };
+        let mut grant = Grant { slice: id, range, backings: Vec::new(), born_stored: Vec::new() };
         let Some(slice) = self.slices.get_mut(&id) else { return grant };
         slice.pending = Some(window.span);
         slice.map.grant(window.span);
         if window.new_shards > 0 {
             grant.backings = Vec::with_capacity(gpus.len());
             let unbacked = slice.band.unbacked_in(window.span);
-            for (region, gpu) in unbacked.into_iter().zip(gpus) {
-                grant.backings.push(slice.begin_backing(&mut self.gpus, region, gpu));
+            let mut gpus = gpus.into_iter();
+            for region in unbacked {
+                match gpus.next() {
+                    Some(gpu) => grant.backings.push(slice.begin_backing(&mut self.gpus, region, gpu)),
+                    None => {
+                        slice.bear_stored(region, window.span);
+                        grant.born_stored.push(region);
+                    }
+                }
             }
         }
         slice.occupy(window.span);
@@ -168,7 +187,7 @@ impl Pool {
         let requested_bytes = wanted.length_bytes;
         let over_limit = self.over_limit(slice, wanted);
         let out_of_memory =
-            AllocError::OutOfMemory { requested_bytes, free_bytes: self.in_bytes(room.shards()) };
+            AllocError::OutOfMemory { requested_bytes, free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left())) };
         // What is live stays where it is: beside it, the limit has to take the allocation. (Live bytes on a lost GPU
         // take nothing of the limit.)
         let limit_bytes = self.in_bytes(slice.limit_shards);
@@ -177,7 +196,7 @@ impl Pool {
             return over_limit;
         }
         // On a GPU that is drained it may still go where memory is already.
-        if wanted.reserved_bytes > self.in_bytes(self.gpus.present_total()) {
+        if wanted.reserved_bytes > self.in_bytes(self.gpus.present_total().saturating_add(self.tier_regions)) {
             return out_of_memory;
         }
         if slice.is_releasing() {
@@ -190,7 +209,7 @@ impl Pool {
             }
             Some(window) => {
                 let later = Room::of(&self.gpus, self.slices.values(), slice, When::AfterReturns);
-                if window.new_shards <= later.shards() {
+                if window.new_shards <= later.shards().saturating_add(self.births_left()) {
                     AllocError::QuarantinePending { requested_bytes }
                 } else {
                     out_of_memory

@@ -12,9 +12,16 @@ use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
 use crate::slice::Slice;
 use crate::span::Span;
 use crate::{
-    AllocRequest, GpuUsage, LostRegions, Placement, PoolConfig, PoolError, RegionIndex, RegionState,
+    AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex, RegionState,
     SliceConfig, SliceId,
 };
+
+/// In what time a slice's traffic is forgotten by half, in the pool's time: milliseconds.
+const TRAFFIC_WINDOW_MS: u64 = 1000;
+
+fn heat_config(shard_bytes: u64) -> HeatConfig {
+    HeatConfig::new(shard_bytes, TRAFFIC_WINDOW_MS)
+}
 
 /// The memory of all GPUs, and who holds it. Plain data: whoever shares it between threads puts a lock around it, and
 /// holds the lock for one call, never while a decision is carried out.
@@ -23,18 +30,20 @@ pub struct Pool {
     pub(crate) shard_bytes: u64,
     pub(crate) gpus: Gpus,
     pub(crate) slices: BTreeMap<SliceId, Slice>,
+    /// Regions the lower tiers take.
+    pub(crate) tier_regions: u32,
     next_slice: u32,
 }
 
 impl Pool {
     /// A pool of whole GPUs, with no slices.
     pub fn new(config: PoolConfig) -> Result<Self, PoolError> {
-        let shard_bytes = config.shard_bytes;
+        let PoolConfig { shard_bytes, tier_regions, .. } = config;
         let fits = (MIN_SHARD_BYTES..=MAX_SHARD_BYTES).contains(&shard_bytes);
         if !fits || !shard_bytes.is_multiple_of(GRANULARITY_BYTES) {
             return Err(PoolError::BadShardSize { shard_bytes });
         }
-        Ok(Self { shard_bytes, gpus: Gpus::new(config)?, slices: BTreeMap::new(), next_slice: 0 })
+        Ok(Self { shard_bytes, gpus: Gpus::new(config)?, slices: BTreeMap::new(), tier_regions, next_slice: 0 })
     }
 
     /// Bytes of a shard and of a region.
@@ -91,6 +100,7 @@ impl Pool {
             quarantined_bytes: 0,
             held: ShardCounts::default(),
             stored: 0,
+            heat: Heat::new(heat_config(self.shard_bytes), if self.tier_regions > 0 { regions } else { 0 }),
             incoming: ShardCounts::default(),
             returning: ShardCounts::default(),
         };
@@ -183,7 +193,8 @@ impl Pool {
         self.gpus.iter().copied().collect()
     }
 
-    /// A GPU is gone, and with it all bytes on it. Its regions are lost, its capacity is none. Allocations with bytes
+    /// A GPU is gone, and with it all bytes on it. Its regions are lost, but for those a lower tier has a true copy of,
+    /// which are stored now; its capacity is none. Allocations with bytes
     /// there stay live until freed and say so in their extents; no new one is put into a lost region until all that was
     /// in it is freed and forgotten. Plans and grants under way are finished as usual. Returns the regions lost, by
     /// slice; nothing if the GPU is unknown or was lost before.
@@ -213,10 +224,15 @@ impl Pool {
         self.settle_promises();
     }
 
-    /// The most shards a slice of this limit can ever hold, in bytes.
+    /// The most regions a slice of this limit can ever have, on GPUs and in tiers, in bytes.
     fn most_bytes(&self, limit_bytes: u64) -> u64 {
-        let most_shards = shards_up(limit_bytes, self.shard_bytes).min(self.gpus.configured_total());
+        let most_shards = shards_up(limit_bytes, self.shard_bytes).min(self.most_regions());
         self.in_bytes(most_shards)
+    }
+
+    /// Regions there can be on all GPUs and in all tiers.
+    fn most_regions(&self) -> u32 {
+        self.gpus.configured_total().saturating_add(self.tier_regions)
     }
 
     pub(crate) fn in_bytes(&self, shards: u32) -> u64 {

@@ -38,6 +38,10 @@ pub enum RegionState {
     Stored,
     /// Its bytes are in a lower tier and being brought back to a shard of this GPU.
     Promoting(GpuId),
+    /// Its bytes are being moved from one lower tier to another.
+    Shifting,
+    /// Its bytes were in a lower tier, and are damaged there.
+    Damaged,
     /// Nothing is in it any more; what a lower tier has of it is being discarded.
     Discarding,
     /// Nothing is in it any more; its shard is being taken away.
@@ -58,18 +62,24 @@ impl RegionState {
             | Self::Evicting(gpu)
             | Self::Promoting(gpu)
             | Self::Returning(gpu) => Some(gpu),
-            Self::Unbacked | Self::Stored | Self::Discarding | Self::Lost(_) | Self::Forgetting(_) => None,
+            Self::Unbacked
+            | Self::Stored
+            | Self::Shifting
+            | Self::Damaged
+            | Self::Discarding
+            | Self::Lost(_)
+            | Self::Forgetting(_) => None,
         }
     }
 
     /// Whether its bytes are on their way from one place to another.
     pub fn is_moving(self) -> bool {
-        matches!(self, Self::Moving { .. } | Self::Evicting(_) | Self::Promoting(_))
+        matches!(self, Self::Moving { .. } | Self::Evicting(_) | Self::Promoting(_) | Self::Shifting)
     }
 
-    /// Whether its bytes are in a lower tier only.
+    /// Whether its bytes are in a lower tier only, or were until they were damaged.
     pub(crate) fn is_stored(self) -> bool {
-        matches!(self, Self::Stored | Self::Discarding)
+        matches!(self, Self::Stored | Self::Shifting | Self::Damaged | Self::Discarding)
     }
 
     /// Whether bytes of it that nobody uses can be given out.

@@ -8,7 +8,9 @@ use vram_gpu::{DeviceRange, GpuId};
 
 use crate::room::{Room, When};
 use crate::slice::Slice;
-use crate::{Backing, DrainError, Extent, Place, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
+use crate::{
+    AccessKind, Backing, DrainError, Extent, Place, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, SliceId,
+};
 
 /// A region that is to move. End it with [`Pool::finish_relocation`] or [`Pool::abort_relocation`]; until then nobody
 /// can use the region.
@@ -42,8 +44,8 @@ impl Relocation {
 pub enum PinError {
     /// They are on their way to another place; ask again when that is over.
     Moving,
-    /// The first of them that are not on a GPU, are in this region of a lower tier; bring it back first.
-    Stored(RegionIndex),
+    /// Some of them were in this region of a lower tier, and are damaged there.
+    Damaged(RegionIndex),
     /// They were on this GPU, which is lost.
     Lost(GpuId),
     /// There is no memory behind some of them.
@@ -51,8 +53,8 @@ pub enum PinError {
 }
 
 impl Pool {
-    /// Keeps the bytes of a range where they are until [`Self::unpin`] is called with the same range. Returns where
-    /// they are.
+    /// Keeps the bytes of a range where they are, on GPUs and in lower tiers, until [`Self::unpin`] is called with the
+    /// same range. Returns where they are.
     pub fn pin(&mut self, slice: SliceId, range: DeviceRange) -> Result<Vec<Extent>, PinError> {
         let extents: Vec<_> = self.extents(slice, range).collect();
         let covered = extents.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.range.len_bytes));
@@ -67,8 +69,8 @@ impl Pool {
         for extent in &extents {
             match slice.band.region(extent.region).map(|region| region.state) {
                 Some(state) if state.is_moving() => return Err(PinError::Moving),
-                Some(RegionState::Stored) => return Err(PinError::Stored(extent.region)),
-                Some(RegionState::Backed(_)) => {}
+                Some(RegionState::Damaged) => return Err(PinError::Damaged(extent.region)),
+                Some(RegionState::Backed(_) | RegionState::Stored) => {}
                 _ => return Err(PinError::Unbacked),
             }
         }
@@ -93,6 +95,29 @@ impl Pool {
             awaited |= region.pins == 0 && region.state.is_moving();
         }
         awaited
+    }
+
+    /// Counts an access to a range that is pinned. Returns the regions on GPUs whose copies in a lower tier are no longer
+    /// true because of it. `now` is in milliseconds and never goes back.
+    pub fn touch(
+        &mut self,
+        slice: SliceId,
+        range: DeviceRange,
+        kind: AccessKind,
+        now: PoolTime,
+    ) -> Vec<RegionIndex> {
+        let mut stale = Vec::new();
+        let Some(slice) = self.slices.get_mut(&slice).filter(|_| self.tier_regions > 0) else { return stale };
+        let inside = Self::clipped(slice, range);
+        for index in slice.band.touched(inside) {
+            let before = slice.copy_below(index);
+            let part_bytes = inside.intersection(slice.band.region_span(index)).len_bytes();
+            slice.heat.touch(index, kind, part_bytes, now);
+            if before != slice.copy_below(index) {
+                stale.push(index);
+            }
+        }
+        stale
     }
 
     /// Whether nobody uses the region any more, so that its bytes can be copied.

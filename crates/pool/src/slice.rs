@@ -7,7 +7,9 @@ use crate::band::{Band, Region};
 use crate::gpu::{Gpus, ShardCounts};
 use crate::room::When;
 use crate::span::Span;
-use crate::{Backing, GpuUsage, RegionIndex, RegionState, ReleasePlan, SliceConfig, SliceId};
+use crate::{
+    Backing, GpuUsage, Heat, RegionIndex, RegionState, ReleasePlan, Residence, SliceConfig, SliceId, TierCopy,
+};
 
 /// One slice. Its methods keep the counts of regions, slice and GPUs in step.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Slice {
     pub(crate) incoming: ShardCounts,
     /// Regions whose bytes are in a lower tier only.
     pub(crate) stored: u32,
+    /// How much use each region gets; of no region if there are no tiers.
+    pub(crate) heat: Heat,
     /// Shards of the held that go back unless something new is put in: returning, or backed and nothing live in them.
     pub(crate) returning: ShardCounts,
 }
@@ -63,6 +67,11 @@ impl Slice {
     /// Whether bytes or shards of this slice are on their way back.
     pub(crate) fn is_releasing(&self) -> bool {
         self.quarantined_bytes > 0 || self.returning.total() > 0
+    }
+
+    /// Whether it has more on GPUs than it is promised.
+    pub(crate) fn borrows(&self) -> bool {
+        self.held.total() > self.guarantee_shards
     }
 
     /// Regions that count towards the limit, wherever their bytes are.
@@ -141,6 +150,11 @@ impl Slice {
             return;
         };
         self.band.set_state(region, RegionState::Backed(gpu));
+        self.heat.insert(region, Residence::Gpu(TierCopy::Stale));
+        self.open_beside(region, granted);
+    }
+
+    fn open_beside(&mut self, region: RegionIndex, granted: Span) {
         let window = self.band.region_span(region);
         for beside in window.around(granted.intersection(window)) {
             self.map.free(beside);
@@ -160,6 +174,7 @@ impl Slice {
         if state.is_stored() {
             self.stored = self.stored.saturating_sub(1);
         }
+        self.heat.remove(region);
         self.band.set_state(region, RegionState::Unbacked);
     }
 
@@ -177,7 +192,7 @@ impl Slice {
                 plan.forget.push(self.band.backing(region, gpu));
                 true
             }
-            Some(RegionState::Stored) => {
+            Some(RegionState::Stored | RegionState::Damaged) => {
                 self.band.set_state(region, RegionState::Discarding);
                 self.map.close_free(self.band.region_span(region));
                 plan.discard.push(region);
@@ -245,13 +260,23 @@ impl Slice {
             gpus.give_back_shard(to);
         }
         if moving {
-            self.set_backed(from.region, if has_moved { to } else { from.gpu });
+            let copy = self.copy_below(from.region);
+            self.set_backed(from.region, if has_moved { to } else { from.gpu }, copy);
+        }
+    }
+
+    /// Whether a lower tier has what a region on a GPU holds.
+    pub(crate) fn copy_below(&self, region: RegionIndex) -> TierCopy {
+        match self.heat.residence(region) {
+            Some(Residence::Gpu(copy)) => copy,
+            Some(Residence::Tier) | None => TierCopy::Stale,
         }
     }
 
     /// The bytes of a region are in a shard of this GPU and stay there.
-    pub(crate) fn set_backed(&mut self, index: RegionIndex, gpu: GpuId) {
+    pub(crate) fn set_backed(&mut self, index: RegionIndex, gpu: GpuId, copy: TierCopy) {
         self.band.set_state(index, RegionState::Backed(gpu));
+        self.heat.insert(index, Residence::Gpu(copy));
         if self.band.region(index).is_some_and(|region| region.live_bytes == 0) {
             self.returning.add(gpu, 1);
         }
@@ -259,8 +284,14 @@ impl Slice {
 
     /// The bytes of a region are in a lower tier only.
     pub(crate) fn set_stored(&mut self, index: RegionIndex) {
-        self.band.set_state(index, RegionState::Stored);
         self.stored = self.stored.saturating_add(1);
+        self.settle_stored(index);
+    }
+
+    /// A region the lower tiers have, and are not moving about, is ready to be used.
+    pub(crate) fn settle_stored(&mut self, index: RegionIndex) {
+        self.band.set_state(index, RegionState::Stored);
+        self.heat.insert(index, Residence::Tier);
         if self.band.region(index).is_some_and(|region| region.live_bytes == 0) {
             self.retire(index);
         }
@@ -284,15 +315,23 @@ impl Slice {
         (!plan.is_trivial()).then_some(plan)
     }
 
-    /// Gives up all regions of a GPU, and returns them.
+    /// A region is born in the lower tiers, all zeros. The region's bytes beside the granted span are free.
+    pub(crate) fn bear_stored(&mut self, region: RegionIndex, granted: Span) {
+        self.band.set_state(region, RegionState::Stored);
+        self.stored = self.stored.saturating_add(1);
+        self.heat.insert(region, Residence::Tier);
+        self.open_beside(region, granted);
+    }
+
+    /// Gives up all regions of a GPU, and returns them, but for those that a lower tier has.
     pub(crate) fn lose(&mut self, lost: GpuId) -> Vec<Backing> {
-        let promoting: Vec<_> = self
-            .band
-            .regions()
-            .filter(|(_, region)| region.state == RegionState::Promoting(lost))
-            .map(|(index, _)| index)
-            .collect();
-        for index in promoting {
+        let below = |(index, region): &(RegionIndex, &Region)| match region.state {
+            RegionState::Promoting(gpu) => gpu == lost,
+            RegionState::Backed(gpu) => gpu == lost && self.copy_below(*index) == TierCopy::Valid,
+            _ => false,
+        };
+        let kept: Vec<_> = self.band.regions().filter(below).map(|(index, _)| index).collect();
+        for index in kept {
             self.set_stored(index);
         }
         let of_lost = |region: &Region| region.state.holder() == Some(lost);
@@ -306,6 +345,7 @@ impl Slice {
             .map(|index| {
                 self.map.close_free(self.band.region_span(index));
                 self.band.set_state(index, RegionState::Lost(lost));
+                self.heat.remove(index);
                 self.band.backing(index, lost)
             })
             .collect()

@@ -1,7 +1,12 @@
 //! Tiering: regions leave the GPUs for a lower tier and come back, at unchanged addresses.
 
+use vram_gpu::GpuId;
+
 use crate::room::{Room, When};
-use crate::{AllocError, Backing, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
+use crate::slice::Slice;
+use crate::{
+    AllocError, Backing, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, SliceId, TierCopy, Victim,
+};
 
 /// A region whose bytes are to leave its GPU. End it with [`Pool::finish_eviction`] or [`Pool::abort_eviction`]; until
 /// then nobody can use the region.
@@ -48,12 +53,7 @@ impl Promotion {
 impl Pool {
     /// Whether a region could be evicted: it is on a GPU, has live bytes, and nothing of it is being freed.
     pub fn is_evictable(&self, slice: SliceId, region: RegionIndex) -> bool {
-        let found = self.slices.get(&slice).and_then(|slice| slice.band.region(region));
-        found.is_some_and(|region| {
-            matches!(region.state, RegionState::Backed(_))
-                && region.live_bytes > 0
-                && region.quarantined_bytes == 0
-        })
+        self.slices.get(&slice).is_some_and(|slice| slice.can_be_evicted(region, true, |_| true))
     }
 
     /// Begins to take a region off its GPU; `None` if it cannot be evicted. From now on it cannot be pinned. Its bytes
@@ -96,7 +96,8 @@ impl Pool {
             self.gpus.give_back_shard(from.gpu);
             found.set_stored(from.region);
         } else if can_leave {
-            found.set_backed(from.region, from.gpu);
+            let copy = found.copy_below(from.region);
+            found.set_backed(from.region, from.gpu, copy);
         }
         self.release_if_empty(*slice, from.region)
     }
@@ -111,7 +112,10 @@ impl Pool {
         let found = self.slices.get(&slice).ok_or(AllocError::NoSuchSlice { slice })?;
         let is_stored =
             |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
-        if !found.band.region(region).is_some_and(is_stored) {
+        let granted = found.pending.is_some_and(|span| {
+            !span.intersection(found.band.region_span(region)).is_empty()
+        });
+        if granted || !found.band.region(region).is_some_and(is_stored) {
             return Ok(None);
         }
         let mut room = Room::of(&self.gpus, self.slices.values(), found, When::Now);
@@ -126,29 +130,30 @@ impl Pool {
         Ok(Some(Promotion { slice, to: found.band.backing(region, gpu) }))
     }
 
-    /// The bytes are in a shard of the GPU, which is behind the region's addresses. Returns a plan if the region became
-    /// empty meanwhile; carry it out and finish it. If the GPU was lost meanwhile it is [`Self::abort_promotion`].
-    pub fn finish_promotion(&mut self, promotion: Promotion) -> Option<ReleasePlan> {
-        self.end_promotion(&promotion, true)
+    /// The bytes are in a shard of the GPU, which is behind the region's addresses, and also in the lower tier if that
+    /// has kept its copy. Returns a plan if the region became empty meanwhile; carry it out and finish it. If the GPU was
+    /// lost meanwhile it is [`Self::abort_promotion`].
+    pub fn finish_promotion(&mut self, promotion: Promotion, copy: TierCopy) -> Option<ReleasePlan> {
+        self.end_promotion(&promotion, Some(copy))
     }
 
     /// The bytes stay in the lower tier, and the shard is given back. If the GPU refused one, it is believed to have no
     /// more than is in use. Returns a plan if the region became empty meanwhile; carry it out and finish it.
     pub fn abort_promotion(&mut self, promotion: Promotion, refused: bool) -> Option<ReleasePlan> {
-        let plan = self.end_promotion(&promotion, false);
+        let plan = self.end_promotion(&promotion, None);
         if refused {
             self.shrink_capacity(promotion.to.gpu);
         }
         plan
     }
 
-    fn end_promotion(&mut self, promotion: &Promotion, has_come: bool) -> Option<ReleasePlan> {
+    fn end_promotion(&mut self, promotion: &Promotion, has_come: Option<TierCopy>) -> Option<ReleasePlan> {
         let Promotion { slice, to } = promotion;
         let found = self.slices.get_mut(slice)?;
         let state = found.band.region(to.region).map(|region| region.state);
         if state == Some(RegionState::Promoting(to.gpu)) {
-            if has_come {
-                found.set_backed(to.region, to.gpu);
+            if let Some(copy) = has_come {
+                found.set_backed(to.region, to.gpu, copy);
             } else {
                 found.held.subtract(to.gpu, 1);
                 self.gpus.give_back_shard(to.gpu);
@@ -158,10 +163,143 @@ impl Pool {
         self.release_if_empty(*slice, to.region)
     }
 
+    /// The region to evict so that a slice can have one more shard, with whose it is: the coldest of those who borrow, or
+    /// of the slice's own, that lies where the slice may have its shard. One that somebody uses just now only if no other
+    /// is left. `keep` are regions of the slice that must stay.
+    pub fn victim_for(&self, slice: SliceId, keep: &[RegionIndex], now: PoolTime) -> Option<(SliceId, Victim)> {
+        let wants = self.slices.get(&slice)?;
+        let useful = |gpu| {
+            let stays = wants.config.placement.stays_home();
+            (!stays || gpu == wants.home) && self.gpus.get(gpu).is_some_and(|usage| !usage.draining)
+        };
+        let payers = || self.slices.values().filter(|payer| payer.id == slice || payer.borrows());
+        let coldest = |in_use: bool| {
+            let victims = payers().filter_map(|payer| {
+                let kept = |region| payer.id == slice && keep.contains(&region);
+                payer
+                    .heat
+                    .victim(now, |region| !kept(region) && payer.can_be_evicted(region, in_use, useful))
+                    .map(|victim| (payer.id, victim))
+            });
+            victims.min_by_key(|(_, victim)| victim.demand)
+        };
+        coldest(false).or_else(|| coldest(true))
+    }
+
+    /// Whether a region that is used in its tier is worth bringing back, in the place of a victim if there is no room.
+    pub fn should_promote(
+        &self,
+        slice: SliceId,
+        region: RegionIndex,
+        victim: Option<Victim>,
+        now: PoolTime,
+    ) -> bool {
+        self.slices.get(&slice).is_some_and(|slice| slice.heat.should_promote(region, victim, now))
+    }
+
+    /// Shards a slice may take now without anything being evicted.
+    pub fn room_for(&self, slice: SliceId) -> u32 {
+        let Some(found) = self.slices.get(&slice) else { return 0 };
+        Room::of(&self.gpus, self.slices.values(), found, When::Now).shards()
+    }
+
+    /// A region of a slice that has more on GPUs than its limit, since that was lowered: its coldest.
+    pub fn next_over_limit(&self, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
+        self.slices.values().filter(|slice| slice.held.total() > slice.limit_shards).find_map(|slice| {
+            let victim = slice.heat.victim(now, |region| slice.can_be_evicted(region, false, |_| true))?;
+            Some((slice.id, victim.region))
+        })
+    }
+
+    /// The coldest region of those who borrow, if fewer shards than `low` are left that anybody may borrow.
+    pub fn next_ahead_of_demand(&self, low: u32, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
+        let mut free = 0u32;
+        for gpu in self.gpus.iter().filter(|gpu| !gpu.draining) {
+            free = free.saturating_add(gpu.capacity_shards.saturating_sub(gpu.used_shards));
+        }
+        let missing = self
+            .slices
+            .values()
+            .fold(0u32, |sum, slice| sum.saturating_add(slice.missing_shards(&self.gpus, When::Now)));
+        if free.saturating_sub(missing) >= low {
+            return None;
+        }
+        let useful = |gpu| self.gpus.get(gpu).is_some_and(|usage| !usage.draining);
+        let victims = self.slices.values().filter(|slice| slice.borrows()).filter_map(|slice| {
+            let victim = slice.heat.victim(now, |region| slice.can_be_evicted(region, false, useful))?;
+            Some((slice.id, victim))
+        });
+        victims.min_by_key(|(_, victim)| victim.demand).map(|(slice, victim)| (slice, victim.region))
+    }
+
+    /// Begins to move a region's bytes from one lower tier to another; false if it is not there. From now on it cannot be
+    /// pinned, and its bytes may be copied once [`Pool::is_quiet`] says that nobody uses them. End it with
+    /// [`Self::finish_shift`].
+    pub fn begin_shift(&mut self, slice: SliceId, region: RegionIndex) -> bool {
+        let Some(found) = self.slices.get_mut(&slice) else { return false };
+        let stored = |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
+        if !found.band.region(region).is_some_and(stored) {
+            return false;
+        }
+        found.band.set_state(region, RegionState::Shifting);
+        true
+    }
+
+    /// The bytes of a region are in one lower tier or the other. Returns a plan if the region became empty meanwhile;
+    /// carry it out and finish it.
+    pub fn finish_shift(&mut self, slice: SliceId, region: RegionIndex) -> Option<ReleasePlan> {
+        let found = self.slices.get_mut(&slice)?;
+        if found.band.region(region)?.state == RegionState::Shifting {
+            found.settle_stored(region);
+        }
+        self.release_if_empty(slice, region)
+    }
+
+    /// The bytes of a region that is in a lower tier, or on its way from there, are damaged: nobody can use them any
+    /// more, and no new ones come there until all are freed. Returns a plan if the region became empty meanwhile; carry it
+    /// out and finish it.
+    pub fn mark_damaged(&mut self, slice: SliceId, region: RegionIndex) -> Option<ReleasePlan> {
+        let found = self.slices.get_mut(&slice)?;
+        match found.band.region(region)?.state {
+            RegionState::Promoting(gpu) => {
+                found.held.subtract(gpu, 1);
+                self.gpus.give_back_shard(gpu);
+                found.stored = found.stored.saturating_add(1);
+            }
+            RegionState::Stored | RegionState::Shifting => {}
+            _ => return None,
+        }
+        found.band.set_state(region, RegionState::Damaged);
+        found.heat.remove(region);
+        found.map.close_free(found.band.region_span(region));
+        self.release_if_empty(slice, region)
+    }
+
+    /// Regions that can still be born in the lower tiers. Two are left for bytes that change places.
+    pub(crate) fn births_left(&self) -> u32 {
+        let stored = self.slices.values().fold(0u32, |sum, slice| sum.saturating_add(slice.stored));
+        self.tier_regions.saturating_sub(2).saturating_sub(stored)
+    }
+
     /// Takes away a region that became empty while its bytes were on their way.
     pub(crate) fn release_if_empty(&mut self, slice: SliceId, region: RegionIndex) -> Option<ReleasePlan> {
         let slice = self.slices.get_mut(&slice)?;
         let mut plan = ReleasePlan::empty(slice.id);
         slice.release_if_empty(region, &mut plan).then_some(plan)
+    }
+}
+
+impl Slice {
+    /// Whether a region could be evicted from a GPU a condition admits; of those in use, only if asked for.
+    fn can_be_evicted(&self, region: RegionIndex, in_use: bool, admits: impl Fn(GpuId) -> bool) -> bool {
+        self.band.region(region).is_some_and(|found| match found.state {
+            RegionState::Backed(gpu) => {
+                admits(gpu)
+                    && found.live_bytes > 0
+                    && found.quarantined_bytes == 0
+                    && (in_use || found.pins == 0)
+            }
+            _ => false,
+        })
     }
 }

@@ -197,13 +197,16 @@ fn verify_regions(
             RegionState::Unbacked => free == 0 && busy == 0,
             RegionState::Backing(_) => free == 0 && live > 0 && quarantined == 0 && slice.pending.is_some(),
             RegionState::Backed(_) => busy > 0 && busy.saturating_add(free) == window.len_bytes(),
-            RegionState::Moving { .. } | RegionState::Evicting(_) | RegionState::Promoting(_) => {
+            RegionState::Moving { .. }
+            | RegionState::Evicting(_)
+            | RegionState::Promoting(_)
+            | RegionState::Shifting => {
                 busy.saturating_add(free) == window.len_bytes()
             }
             RegionState::Stored if live > 0 => busy.saturating_add(free) == window.len_bytes(),
             RegionState::Stored | RegionState::Discarding => free == 0 && live == 0,
             RegionState::Returning(_) => free == 0 && live == 0,
-            RegionState::Lost(_) => free == 0,
+            RegionState::Lost(_) | RegionState::Damaged => free == 0,
             RegionState::Forgetting(_) => free == 0 && live == 0,
         };
         if !allowed
