@@ -2,6 +2,7 @@
 
 use vram_gpu::{DeviceRange, GpuId};
 
+use crate::span::Span;
 use crate::{Pool, RegionIndex, RegionState, SliceId};
 
 /// A run of addresses whose bytes are in one place.
@@ -57,6 +58,21 @@ impl Pool {
                 Some(Extent { range: part.range(), place, region })
             })
         })
+    }
+
+    /// The addresses of a region.
+    pub fn region_range(&self, slice: SliceId, region: RegionIndex) -> Option<DeviceRange> {
+        let slice = self.slices.get(&slice)?;
+        slice.band.region(region).map(|_| slice.band.region_span(region).range())
+    }
+
+    /// The addresses of all regions a range touches.
+    pub fn regions_around(&self, slice: SliceId, range: DeviceRange) -> Option<DeviceRange> {
+        let found = self.slices.get(&slice)?;
+        let touched = || found.band.touched(Self::clipped(found, range));
+        let (first, last) = (touched().next()?, touched().last()?);
+        let (start, end) = (found.band.region_span(first).start, found.band.region_span(last).end);
+        Some(Span::new(start, end.saturating_sub(start)).range())
     }
 
     /// The extents of a range, adjacent ones on the same GPU in one.

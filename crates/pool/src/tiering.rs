@@ -5,8 +5,12 @@ use vram_gpu::GpuId;
 use crate::room::{Room, When};
 use crate::slice::Slice;
 use crate::{
-    AllocError, Backing, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, SliceId, TierCopy, Victim,
+    AllocError, Backing, Demand, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, Residence, SliceId,
+    TierCopy, Victim,
 };
+
+/// Of all shards one in so many, as a power of two, is kept free.
+const KEPT_FREE_SHIFT: u32 = 6;
 
 /// A region whose bytes are to leave its GPU. End it with [`Pool::finish_eviction`] or [`Pool::abort_eviction`]; until
 /// then nobody can use the region.
@@ -15,6 +19,7 @@ use crate::{
 pub struct Eviction {
     slice: SliceId,
     from: Backing,
+    copy: TierCopy,
 }
 
 /// A region whose bytes are to come back to a GPU. End it with [`Pool::finish_promotion`] or
@@ -35,6 +40,11 @@ impl Eviction {
     /// The region, its addresses, and where its shard is.
     pub fn from(&self) -> Backing {
         self.from
+    }
+
+    /// Whether a lower tier has its bytes already.
+    pub fn copy(&self) -> TierCopy {
+        self.copy
     }
 }
 
@@ -65,7 +75,7 @@ impl Pool {
         let found = self.slices.get_mut(&slice)?;
         let gpu = found.band.region(region)?.state.holder()?;
         found.band.set_state(region, RegionState::Evicting(gpu));
-        Some(Eviction { slice, from: found.band.backing(region, gpu) })
+        Some(Eviction { slice, from: found.band.backing(region, gpu), copy: found.copy_below(region) })
     }
 
     /// The bytes are in a lower tier and the shard is given back. Returns a plan if the region became empty meanwhile;
@@ -82,14 +92,14 @@ impl Pool {
 
     /// Whether the bytes of a region that is being evicted are still there.
     pub fn can_leave(&self, eviction: &Eviction) -> bool {
-        let Eviction { slice, from } = eviction;
+        let Eviction { slice, from, .. } = eviction;
         let region = self.slices.get(slice).and_then(|slice| slice.band.region(from.region));
         region.is_some_and(|region| region.state == RegionState::Evicting(from.gpu))
     }
 
     fn end_eviction(&mut self, eviction: &Eviction, has_left: bool) -> Option<ReleasePlan> {
         let can_leave = self.can_leave(eviction);
-        let Eviction { slice, from } = eviction;
+        let Eviction { slice, from, .. } = eviction;
         let found = self.slices.get_mut(slice)?;
         if can_leave && has_left {
             found.held.subtract(from.gpu, 1);
@@ -128,6 +138,11 @@ impl Pool {
         found.held.add(gpu, 1);
         self.gpus.take_shard(gpu);
         Ok(Some(Promotion { slice, to: found.band.backing(region, gpu) }))
+    }
+
+    /// Whether the GPU a region is to come to is still there, and the region still on its way.
+    pub fn can_come(&self, promotion: &Promotion) -> bool {
+        self.region(promotion.slice, promotion.to.region) == Some(RegionState::Promoting(promotion.to.gpu))
     }
 
     /// The bytes are in a shard of the GPU, which is behind the region's addresses, and also in the lower tier if that
@@ -186,15 +201,67 @@ impl Pool {
         coldest(false).or_else(|| coldest(true))
     }
 
-    /// Whether a region that is used in its tier is worth bringing back, in the place of a victim if there is no room.
-    pub fn should_promote(
+    /// Whether a slice has regions that are in lower tiers only.
+    pub fn has_stored(&self, slice: SliceId) -> bool {
+        self.slices.get(&slice).is_some_and(|slice| slice.stored > 0)
+    }
+
+    /// Whether a region is in a lower tier and nobody uses it there.
+    pub fn is_stored_unused(&self, slice: SliceId, region: RegionIndex) -> bool {
+        let found = self.slices.get(&slice).and_then(|slice| slice.band.region(region));
+        found.is_some_and(|region| region.state == RegionState::Stored && region.pins == 0)
+    }
+
+    /// Whether a region that is used in its tier is worth promoting: there is room beyond what is kept free for whoever
+    /// borrows next, or a victim that is worth less.
+    pub fn is_worth_promoting(
         &self,
         slice: SliceId,
         region: RegionIndex,
-        victim: Option<Victim>,
+        keep: &[RegionIndex],
         now: PoolTime,
     ) -> bool {
-        self.slices.get(&slice).is_some_and(|slice| slice.heat.should_promote(region, victim, now))
+        let Some(found) = self.slices.get(&slice) else { return false };
+        let promised = found.held.total() < found.guarantee_shards;
+        let kept_free = if promised { 0 } else { self.kept_free() };
+        if self.room_for(slice) > kept_free {
+            return found.heat.should_promote(region, None, now);
+        }
+        let victim = self.victim_for(slice, keep, now).map(|(_, victim)| victim);
+        victim.is_some() && found.heat.should_promote(region, victim, now)
+    }
+
+    /// Shards kept free for whoever borrows next, as far as tiers take what is on them.
+    fn kept_free(&self) -> u32 {
+        if self.tier_regions == 0 { 0 } else { self.gpus.capacity_total() >> KEPT_FREE_SHIFT }
+    }
+
+    /// Keeps a region where it is until it is unpinned, if it is anywhere.
+    pub fn hold(&mut self, slice: SliceId, region: RegionIndex) -> bool {
+        let Some(found) = self.slices.get_mut(&slice) else { return false };
+        match found.band.region_mut(region) {
+            Some(region) if matches!(region.state, RegionState::Backed(_) | RegionState::Stored) => {
+                region.pins = region.pins.saturating_add(1);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How much use a region gets, comparable between slices.
+    pub fn demand(&self, slice: SliceId, region: RegionIndex, now: PoolTime) -> Option<Demand> {
+        self.slices.get(&slice).map(|slice| slice.heat.demand(region, now))
+    }
+
+    /// Gives up what a lower tier has of a region that is on a GPU; false if it is not, or the tier has nothing true.
+    pub fn drop_copy(&mut self, slice: SliceId, region: RegionIndex) -> bool {
+        let Some(found) = self.slices.get_mut(&slice) else { return false };
+        let backed = matches!(found.band.region(region).map(|region| region.state), Some(RegionState::Backed(_)));
+        let droppable = backed && found.copy_below(region) == TierCopy::Valid;
+        if droppable {
+            found.heat.insert(region, Residence::Gpu(TierCopy::Stale));
+        }
+        droppable
     }
 
     /// Shards a slice may take now without anything being evicted.
@@ -211,8 +278,23 @@ impl Pool {
         })
     }
 
-    /// The coldest region of those who borrow, if fewer shards than `low` are left that anybody may borrow.
-    pub fn next_ahead_of_demand(&self, low: u32, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
+    /// A region that is to leave a GPU that is drained, and cannot go to another; or of those who borrow one that makes
+    /// room for it.
+    pub fn next_off_drained(&self, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
+        self.slices.values().find_map(|slice| {
+            let (region, _) = slice.first_to_leave(&self.gpus)?;
+            if self.room_for(slice.id) > 0 {
+                return None;
+            }
+            if slice.borrows() && slice.can_be_evicted(region, true, |_| true) {
+                return Some((slice.id, region));
+            }
+            self.victim_for(slice.id, &[region], now).map(|(payer, victim)| (payer, victim.region))
+        })
+    }
+
+    /// The coldest region of those who borrow, if fewer shards are left that anybody may borrow than are to be kept free.
+    pub fn next_ahead_of_demand(&self, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
         let mut free = 0u32;
         for gpu in self.gpus.iter().filter(|gpu| !gpu.draining) {
             free = free.saturating_add(gpu.capacity_shards.saturating_sub(gpu.used_shards));
@@ -221,7 +303,7 @@ impl Pool {
             .slices
             .values()
             .fold(0u32, |sum, slice| sum.saturating_add(slice.missing_shards(&self.gpus, When::Now)));
-        if free.saturating_sub(missing) >= low {
+        if free.saturating_sub(missing) >= self.kept_free() {
             return None;
         }
         let useful = |gpu| self.gpus.get(gpu).is_some_and(|usage| !usage.draining);

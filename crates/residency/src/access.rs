@@ -1,23 +1,119 @@
 //! Reading and writing: where bytes are when they are needed, and that they stay there meanwhile.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
-use vram_gpu::{DeviceRange, GpuError};
-use vram_pool::{PinError, SliceId};
-use vram_transfer::{Again, Lease, Locate, Located, Part, TransferError, Work};
+use vram_gpu::{DeviceRange, GpuError, Pattern};
+use vram_guest_memory::{HostSpan, SpanList};
+use vram_pool::{AccessKind, Extent, PinError, Place, Pool, RegionIndex, SliceId};
+use vram_tier::Remedy;
+use vram_transfer::{Again, ColdSource, Lease, Locate, Located, Part, TransferError, Work};
 
 use crate::Residency;
+use crate::fetch::{Fetch, Verdict};
+use crate::moves::read_failure;
 use crate::residency::part_of;
+use crate::tiers::Kept;
 
-/// Makes work of the places of up to two ranges; called once.
-pub type MakeWork = Box<dyn FnOnce(Vec<Part>, Vec<Part>) -> Work + Send>;
+/// How often bytes that were brought may be gone again before they are used.
+const FETCHES: u32 = 16;
 
-/// Bytes of a slice that a job is to touch. The caller holds a lease on them.
-struct Access {
+/// What is to be done with bytes of a slice.
+pub enum Access {
+    /// Host memory is written to them.
+    Write {
+        /// Where to.
+        to: DeviceRange,
+        /// Where from: as long.
+        from: SpanList,
+    },
+    /// They are read into host memory.
+    Read {
+        /// Where from.
+        from: DeviceRange,
+        /// Where to: as long.
+        to: SpanList,
+    },
+    /// They are copied to others of the slice.
+    Copy {
+        /// Where to.
+        to: DeviceRange,
+        /// Where from: as long, and elsewhere.
+        from: DeviceRange,
+    },
+    /// They are filled.
+    Fill {
+        /// Where.
+        to: DeviceRange,
+        /// With what.
+        pattern: Pattern,
+    },
+}
+
+impl Access {
+    /// What is written.
+    fn to(&self) -> Option<DeviceRange> {
+        match self {
+            Self::Write { to, .. } | Self::Copy { to, .. } | Self::Fill { to, .. } => Some(*to),
+            Self::Read { .. } => None,
+        }
+    }
+
+    /// What is read.
+    fn from(&self) -> Option<DeviceRange> {
+        match self {
+            Self::Read { from, .. } | Self::Copy { from, .. } => Some(*from),
+            Self::Write { .. } | Self::Fill { .. } => None,
+        }
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.to().or(self.from()).map_or(0, |range| range.len_bytes)
+    }
+
+    /// Cuts it in two; `None` if the host memory is shorter than it should be.
+    fn split(self, at: u64) -> Option<(Self, Self)> {
+        Some(match self {
+            Self::Write { to, from } => {
+                let ((to, later_to), (from, later_from)) = (cut(to, at)?, from.split_at(at)?);
+                (Self::Write { to, from }, Self::Write { to: later_to, from: later_from })
+            }
+            Self::Read { from, to } => {
+                let ((from, later_from), (to, later_to)) = (cut(from, at)?, to.split_at(at)?);
+                (Self::Read { from, to }, Self::Read { from: later_from, to: later_to })
+            }
+            Self::Copy { to, from } => {
+                let ((to, later_to), (from, later_from)) = (cut(to, at)?, cut(from, at)?);
+                (Self::Copy { to, from }, Self::Copy { to: later_to, from: later_from })
+            }
+            Self::Fill { to, pattern } => {
+                let (to, later_to) = cut(to, at)?;
+                (Self::Fill { to, pattern }, Self::Fill { to: later_to, pattern })
+            }
+        })
+    }
+
+    fn work(self, to_parts: Vec<Part>, from_parts: Vec<Part>) -> Work {
+        match self {
+            Self::Write { from, .. } => Work::Write { to: to_parts, from },
+            Self::Read { to, .. } => Work::Read { from: from_parts, to },
+            Self::Copy { .. } => Work::Copy { to: to_parts, from: from_parts },
+            Self::Fill { pattern, .. } => Work::Fill { to: to_parts, pattern },
+        }
+    }
+}
+
+fn cut(range: DeviceRange, at: u64) -> Option<(DeviceRange, DeviceRange)> {
+    let later = DeviceRange { start: range.start.checked_add(at)?, len_bytes: range.len_bytes.checked_sub(at)? };
+    Some((DeviceRange { start: range.start, len_bytes: at }, later))
+}
+
+/// An access that waits for its turn. The caller holds a lease on the bytes.
+struct Waiting {
     residency: Weak<Residency>,
     slice: SliceId,
-    ranges: [Option<DeviceRange>; 2],
-    make: Option<MakeWork>,
+    access: Option<Access>,
+    verdict: Verdict,
+    fetches: u32,
 }
 
 /// Keeps bytes where they are.
@@ -27,16 +123,24 @@ struct Pins {
     ranges: [Option<DeviceRange>; 2],
 }
 
+/// Where the bytes of a piece are.
+enum Found {
+    /// Here, pinned: what is written, what is read, and the regions of it that are in a tier.
+    Here { to: Vec<Part>, from: Vec<Part>, in_tiers: Vec<RegionIndex> },
+    /// Some of these regions must be brought first.
+    Needed(Vec<RegionIndex>),
+}
+
 impl Residency {
     /// Work on bytes of a slice that finds out where they are when its turn comes.
-    pub fn access(
-        self: &Arc<Self>,
-        slice: SliceId,
-        ranges: [Option<DeviceRange>; 2],
-        make: MakeWork,
-    ) -> Work {
-        let residency = Arc::downgrade(self);
-        Work::Located(Box::new(Access { residency, slice, ranges, make: Some(make) }))
+    pub fn access(self: &Arc<Self>, slice: SliceId, access: Access) -> Work {
+        Work::Located(Box::new(Waiting {
+            residency: Arc::downgrade(self),
+            slice,
+            access: Some(access),
+            verdict: Verdict::default(),
+            fetches: 0,
+        }))
     }
 
     /// Asks again, for everybody who waited for bytes that moved.
@@ -46,59 +150,209 @@ impl Residency {
             again();
         }
     }
+
+    /// Lets go of ranges that were pinned, or of regions that were held.
+    pub(crate) fn unpin(&self, slice: SliceId, ranges: &[DeviceRange]) {
+        let mut pool = self.pool();
+        let mut awaited = false;
+        for range in ranges {
+            awaited |= pool.unpin(slice, *range);
+        }
+        drop(pool);
+        if awaited {
+            self.quiet.notify_all();
+        }
+    }
+
+    /// Pins ranges, what is written and what is read, and finds their parts. The pool stays locked.
+    fn find(
+        self: &Arc<Self>,
+        pool: &mut Pool,
+        ranges: [Option<DeviceRange>; 2],
+        readable: bool,
+        pins: &mut Pins,
+    ) -> Result<Found, PinError> {
+        let slice = pins.slice;
+        let mut parts: [Vec<Part>; 2] = Default::default();
+        let (mut in_tiers, mut needed) = (Vec::new(), Vec::new());
+        for ((range, place), pinned) in ranges.iter().zip(&mut parts).zip(&mut pins.ranges) {
+            let Some(range) = range else { continue };
+            let extents = pool.pin(slice, *range)?;
+            *pinned = Some(*range);
+            for extent in &extents {
+                if extent.place != Place::Tier {
+                    place.extend(part_of(extent));
+                    continue;
+                }
+                in_tiers.push(extent.region);
+                match self.tier_part(pool, slice, extent, readable) {
+                    Some(part) => place.push(part),
+                    None => needed.push(extent.region),
+                }
+            }
+        }
+        if needed.is_empty() {
+            let [to, from] = parts;
+            return Ok(Found::Here { to, from, in_tiers });
+        }
+        Ok(Found::Needed(needed))
+    }
+
+    /// The part of an extent that lies in a tier, if it can be used there.
+    fn tier_part(
+        self: &Arc<Self>,
+        pool: &Pool,
+        slice: SliceId,
+        extent: &Extent,
+        readable: bool,
+    ) -> Option<Part> {
+        let kept = self.tiers.get((slice, extent.region))?;
+        let start = pool.region_range(slice, extent.region)?.start;
+        let offset_bytes = extent.range.start.0.checked_sub(start.0)?;
+        let len_bytes = extent.range.len_bytes;
+        if let Some(span) = self.tiers.in_place(&kept) {
+            let (offset, len) = (usize::try_from(offset_bytes).ok()?, usize::try_from(len_bytes).ok()?);
+            return span.part(offset, len).ok().map(Part::Host);
+        }
+        let residency = Arc::downgrade(self);
+        readable.then(|| {
+            let source = Arc::new(TierSource { residency, slice, region: extent.region, kept });
+            Part::Cold { source, offset_bytes, len_bytes }
+        })
+    }
 }
 
-impl Locate for Access {
+impl Waiting {
+    /// How much of two ranges can be used at once: all if it is on GPUs; otherwise what lies in one region, for what has
+    /// to be brought may not all fit.
+    fn piece_bytes(pool: &Pool, slice: SliceId, ranges: [Option<DeviceRange>; 2]) -> u64 {
+        let ranges = || ranges.into_iter().flatten();
+        let whole = ranges().map(|range| range.len_bytes).min().unwrap_or(0);
+        let on_gpus = |range| pool.extents(slice, range).all(|extent| extent.place != Place::Tier);
+        if !pool.has_stored(slice) || ranges().all(on_gpus) {
+            return whole;
+        }
+        let to_edge = |range| pool.extents(slice, range).next().map(|extent| extent.range.len_bytes);
+        ranges().filter_map(to_edge).min().unwrap_or(whole)
+    }
+
+    /// Asks for regions to be brought, and waits.
+    fn fetch(&mut self, residency: &Residency, regions: Vec<RegionIndex>, again: Again) -> Located {
+        self.fetches = self.fetches.saturating_add(1);
+        let (slice, verdict) = (self.slice, Arc::clone(&self.verdict));
+        let fetch = Fetch::Needed { slice, regions, verdict, again };
+        if self.fetches <= FETCHES && residency.fetch_soon(slice, fetch) {
+            Located::Moving
+        } else {
+            Located::Gone(TransferError::NoRoom)
+        }
+    }
+
+    /// Makes work of the first bytes of the access, and leaves the rest.
+    fn work(&mut self, len_bytes: u64, to: Vec<Part>, from: Vec<Part>, lease: Lease) -> Option<Located> {
+        let access = self.access.take()?;
+        if access.len_bytes() == len_bytes {
+            return Some(Located::Here(access.work(to, from), lease));
+        }
+        let (piece, rest) = access.split(len_bytes)?;
+        let rest = Box::new(Self {
+            residency: Weak::clone(&self.residency),
+            slice: self.slice,
+            access: Some(rest),
+            verdict: Verdict::default(),
+            fetches: 0,
+        });
+        Some(Located::Piece { work: piece.work(to, from), lease, rest })
+    }
+}
+
+impl Locate for Waiting {
     fn locate(&mut self, again: Again) -> Located {
         let Some(residency) = self.residency.upgrade() else {
             return Located::Gone(TransferError::Cancelled);
         };
+        if let Some(error) = self.verdict.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Located::Gone(error);
+        }
+        let Some(access) = &self.access else { return Located::Gone(TransferError::Cancelled) };
+        let readable = matches!(access, Access::Read { .. });
+        let whole = [access.to(), access.from()];
         // Made before the pool is locked, so that what was pinned is unpinned after it is unlocked.
         let mut pins =
             Pins { residency: Weak::clone(&self.residency), slice: self.slice, ranges: [None, None] };
-        let mut places: [Vec<Part>; 2] = Default::default();
         let mut pool = residency.pool();
-        for ((range, place), pinned) in self.ranges.iter().zip(&mut places).zip(&mut pins.ranges) {
-            let Some(range) = range else { continue };
-            match pool.pin(self.slice, *range) {
-                Ok(extents) => {
-                    *place = extents.iter().filter_map(part_of).collect();
-                    *pinned = Some(*range);
+        let piece_bytes = Self::piece_bytes(&pool, self.slice, whole);
+        let [to, from] = whole.map(|range| range.map(|range| DeviceRange { len_bytes: piece_bytes, ..range }));
+        let (to_parts, from_parts, in_tiers) =
+            match residency.find(&mut pool, [to, from], readable, &mut pins) {
+                Ok(Found::Here { to, from, in_tiers }) => (to, from, in_tiers),
+                Ok(Found::Needed(regions)) => {
+                    drop(pool);
+                    drop(pins);
+                    return self.fetch(&residency, regions, again);
                 }
                 Err(PinError::Moving) => {
                     // Whoever moves the bytes holds the pool's lock when it is done, and looks here afterwards.
                     residency.waiting_accesses().push(again);
                     return Located::Moving;
                 }
-                Err(PinError::Lost(gpu)) => {
-                    let reason = "the bytes were on it".to_owned();
-                    return Located::Gone(GpuError::DeviceLost { gpu, reason }.into());
-                }
-                // Nothing is put into a lower tier yet.
-                Err(PinError::Stored(_) | PinError::Unbacked) => {
-                    return Located::Gone(TransferError::Mismatch);
-                }
+                Err(error) => return Located::Gone(gone(error)),
+            };
+        let now = residency.tiers.now();
+        let mut stale = Vec::new();
+        for (range, kind) in [(to, AccessKind::Write), (from, AccessKind::Read)] {
+            if let Some(range) = range {
+                stale.extend(pool.touch(self.slice, range, kind, now));
             }
         }
+        let worthwhile: Vec<_> =
+            in_tiers.into_iter().filter(|region| pool.is_worth_promoting(self.slice, *region, &[], now)).collect();
         drop(pool);
-        let Some(make) = self.make.take() else { return Located::Gone(TransferError::Cancelled) };
-        let [first, second] = places;
-        let pins: Lease = Arc::new(pins);
-        Located::Here(make(first, second), pins)
+        for region in stale {
+            residency.tiers.forget((self.slice, region));
+        }
+        for region in worthwhile {
+            residency.suggest(self.slice, region);
+        }
+        self.work(piece_bytes, to_parts, from_parts, Arc::new(pins))
+            .unwrap_or(Located::Gone(TransferError::Mismatch))
+    }
+}
+
+fn gone(error: PinError) -> TransferError {
+    match error {
+        PinError::Lost(gpu) => GpuError::DeviceLost { gpu, reason: "the bytes were on it".to_owned() }.into(),
+        PinError::Damaged(_) => TransferError::DataLost,
+        PinError::Moving | PinError::Unbacked => TransferError::Mismatch,
     }
 }
 
 impl Drop for Pins {
     fn drop(&mut self) {
         let Some(residency) = self.residency.upgrade() else { return };
-        let mut pool = residency.pool();
-        let mut awaited = false;
-        for range in self.ranges.into_iter().flatten() {
-            awaited |= pool.unpin(self.slice, range);
+        let ranges: Vec<_> = self.ranges.into_iter().flatten().collect();
+        if !ranges.is_empty() {
+            residency.unpin(self.slice, &ranges);
         }
-        drop(pool);
-        if awaited {
-            residency.quiet.notify_all();
-        }
+    }
+}
+
+/// A region in a tier, as something to read from.
+struct TierSource {
+    residency: Weak<Residency>,
+    slice: SliceId,
+    region: RegionIndex,
+    kept: Arc<Kept>,
+}
+
+impl ColdSource for TierSource {
+    fn read(&self, offset_bytes: u64, to: &HostSpan) -> Result<(), TransferError> {
+        let Some(residency) = self.residency.upgrade() else { return Err(TransferError::Cancelled) };
+        residency.tiers.read(&self.kept, offset_bytes, to).map_err(|error| {
+            if error.remedy() == Remedy::BytesLost {
+                residency.note_damage(self.slice, self.region, &error);
+            }
+            read_failure(&error)
+        })
     }
 }

@@ -4,10 +4,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
-use vram_gpu::{DeviceRange, FreshMemory, GpuError, GpuId};
+use vram_gpu::{FreshMemory, GpuId};
 use vram_pool::{AllocError, AllocRequest, Backing, Grant, SliceId};
-use vram_transfer::{Flow, Part};
+use vram_transfer::{Flow, Part, TransferError};
 
+use crate::moves::MoveError;
+use crate::tiers::Kept;
 use crate::{AllocateError, MemoryLease, Residency};
 
 /// How long an allocation waits for memory its slice has freed and that is being scrubbed.
@@ -64,7 +66,11 @@ impl Residency {
     }
 
     fn abort(&self, grant: Grant, refused: Option<GpuId>) {
+        let (slice, born) = (grant.slice(), grant.born_stored().to_vec());
         let plan = self.pool().abort(grant, refused);
+        for region in born {
+            self.tiers.forget((slice, region));
+        }
         if let Some(plan) = plan {
             self.carry_out(plan);
         }
@@ -74,6 +80,9 @@ impl Residency {
     /// Makes and maps the shards a grant needs; on failure takes away again what was made.
     fn back(&self, grant: &Grant) -> Result<(), BackError> {
         let backings = grant.backings();
+        for region in grant.born_stored() {
+            self.tiers.keep((grant.slice(), *region), Kept::Zeros);
+        }
         for (done, backing) in backings.iter().enumerate() {
             if let Err(error) = self.back_region(backing) {
                 for backing in backings.iter().take(done) {
@@ -85,7 +94,7 @@ impl Residency {
         if backings.is_empty() || self.backend.fresh_memory() == FreshMemory::Zeroed {
             return Ok(());
         }
-        let parts = backings.iter().map(|backing| Part { range: backing.range, gpu: backing.gpu }).collect();
+        let parts = backings.iter().map(|backing| Part::gpu(backing.range, backing.gpu)).collect();
         self.engine.scrub(Flow::Upkeep(grant.slice().0), parts, Vec::new()).map_err(|error| {
             for backing in backings {
                 self.unback(backing);
@@ -95,21 +104,9 @@ impl Residency {
     }
 
     fn back_region(&self, backing: &Backing) -> Result<(), BackError> {
-        let DeviceRange { start, len_bytes } = backing.range;
-        let shard = self.backend.create_shard(backing.gpu, len_bytes).map_err(|error| match error {
-            GpuError::OutOfMemory { gpu, .. } => BackError::Refused { gpu },
-            error => BackError::Failed(error.into()),
-        })?;
-        if let Err(error) = self.backend.map(start, &shard) {
-            if let Err(error) = self.backend.release_shard(shard) {
-                warn!(%error, "a shard that could not be mapped could not be given back either");
-            }
-            return Err(BackError::Failed(error.into()));
-        }
-        self.keep_shard(start, shard);
-        self.backend.set_access(backing.range, &self.reaching(backing.gpu)).map_err(|error| {
-            self.unback(backing);
-            BackError::Failed(error.into())
+        self.map_new_shard(backing.gpu, backing.range).map_err(|error| match error {
+            MoveError::Failed(TransferError::Gpu(error)) => BackError::Failed(error.into()),
+            _ => BackError::Refused { gpu: backing.gpu },
         })
     }
 }

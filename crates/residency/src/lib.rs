@@ -24,12 +24,19 @@
 mod access;
 mod allocate;
 mod error;
+mod evict;
+mod fetch;
 mod lease;
+mod moves;
+mod promote;
 mod release;
 mod relocate;
 mod residency;
+mod tend;
+mod tiers;
 
-pub use access::MakeWork;
+pub use access::Access;
 pub use error::{AllocateError, SliceError, StartError};
 pub use lease::MemoryLease;
 pub use residency::{MemoryConfig, Residency};
+pub use tiers::{Tier, TierReport};

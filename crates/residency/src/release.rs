@@ -1,9 +1,11 @@
 //! Taking freed memory back.
 
-use std::sync::{PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::sync::Weak;
 
 use crossbeam_channel::Receiver;
 use tracing::error;
+use vram_gpu::{DeviceAddress, DeviceRange};
 use vram_pool::{Freeing, Releasable, ReleasePlan, SliceId};
 use vram_transfer::{Flow, Part, TransferError};
 
@@ -12,23 +14,80 @@ use crate::Residency;
 /// How often a scrub that a GPU failed is tried.
 const SCRUB_ATTEMPTS: usize = 3;
 
+/// What a release thread is told.
+pub(crate) enum Upkeep {
+    /// An allocation was freed.
+    Freed(Freeing),
+    /// The region with these addresses is not on its way any more.
+    Moved(DeviceRange),
+}
+
 /// A slice's release thread: takes freed ranges back until nobody can free any more.
-pub(crate) fn release_all(residency: &Weak<Residency>, releases: &Receiver<Freeing>) {
-    for freeing in releases {
+pub(crate) fn release_all(residency: &Weak<Residency>, upkeep: &Receiver<Upkeep>) {
+    let mut waiting = Waiting::default();
+    for told in upkeep {
         let Some(residency) = residency.upgrade() else { return };
-        let plan = {
-            let mut pool = residency.pool();
-            // Moves end, one way or the other.
-            while pool.releasable(&freeing) != Releasable::Now {
-                pool = residency.released.wait(pool).unwrap_or_else(PoisonError::into_inner);
+        match told {
+            Upkeep::Freed(freeing) => {
+                let regions = residency.regions_around(freeing.slice(), freeing.range());
+                match residency.release_if_possible(freeing) {
+                    Some(freeing) => waiting.add(freeing),
+                    // It may have been the last in its regions.
+                    None => waiting.look_at(&residency, regions),
+                }
             }
-            pool.plan_release(freeing)
-        };
-        residency.carry_out(plan);
+            Upkeep::Moved(region) => waiting.look_at(&residency, region),
+        }
+    }
+}
+
+/// Freed ranges in regions that are on their way or in a lower tier, by address. They lie side by side, so their number
+/// is bounded.
+#[derive(Default)]
+struct Waiting {
+    freed: BTreeMap<DeviceAddress, Freeing>,
+}
+
+impl Waiting {
+    fn add(&mut self, freeing: Freeing) {
+        self.freed.insert(freeing.range().start, freeing);
+    }
+
+    /// Releases what can be of what touches some addresses.
+    fn look_at(&mut self, residency: &Residency, addresses: DeviceRange) {
+        let Some(end) = addresses.end() else { return };
+        // One may begin before and reach into them.
+        let before = self.freed.range(..addresses.start).next_back().map(|(start, _)| *start);
+        let within = self.freed.range(addresses.start..end).map(|(start, _)| *start);
+        let starts: Vec<_> = before.into_iter().chain(within).collect();
+        for start in starts {
+            let Some(freeing) = self.freed.remove(&start) else { continue };
+            if let Some(freeing) = residency.release_if_possible(freeing) {
+                self.add(freeing);
+            }
+        }
     }
 }
 
 impl Residency {
+    /// Takes a freed range back; returns it if it cannot be now.
+    fn release_if_possible(&self, freeing: Freeing) -> Option<Freeing> {
+        let plan = {
+            let mut pool = self.pool();
+            if pool.releasable(&freeing) != Releasable::Now {
+                return Some(freeing);
+            }
+            pool.plan_release(freeing)
+        };
+        self.carry_out(plan);
+        None
+    }
+
+    /// The addresses of the regions a range touches.
+    fn regions_around(&self, slice: SliceId, range: DeviceRange) -> DeviceRange {
+        self.pool().regions_around(slice, range).unwrap_or(range)
+    }
+
     /// Scrubs and takes shards away as the plan says, then tells the pool, until nothing follows from it.
     pub(crate) fn carry_out(&self, plan: ReleasePlan) {
         let mut next = Some(plan);
@@ -40,6 +99,10 @@ impl Residency {
             }
             for backing in plan.unback().iter().chain(plan.forget()) {
                 self.unback(backing);
+                self.tiers.forget((plan.slice(), backing.region));
+            }
+            for region in plan.discard() {
+                self.tiers.forget((plan.slice(), *region));
             }
             next = self.pool().finish_release(plan);
             self.released.notify_all();

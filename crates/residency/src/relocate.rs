@@ -1,17 +1,16 @@
 //! Moving regions between GPUs.
 
 use std::sync::{PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{error, info, warn};
-use vram_gpu::{DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
+use vram_gpu::{DeviceRange, GpuError, GpuId, ShardHandle};
 use vram_pool::{DrainError, Relocation};
-use vram_transfer::{Flow, Part, TransferError, Work};
+use vram_transfer::{Flow, Part, Work};
 
 use crate::Residency;
+use crate::moves::MoveError;
 
-/// How long a region that is to move waits for those who use it, and holds up those who come.
-const QUIET_WAIT: Duration = Duration::from_secs(2);
 /// How long after a move that failed, or for want of room, the next one is tried.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -49,12 +48,10 @@ impl Residency {
 
     /// Moves one region. False if it stays where it is.
     fn relocate(&self, relocation: Relocation) -> bool {
-        let outcome = self.wait_quiet(&relocation).and_then(|()| {
-            self.set_in_motion(Some(relocation.from().range.start));
-            let outcome = self.move_bytes(&relocation);
-            self.set_in_motion(None);
-            outcome
-        });
+        let from = relocation.from();
+        let outcome = self
+            .wait_quiet(relocation.slice(), from.region, |pool| pool.is_possible(&relocation))
+            .and_then(|()| self.in_motion(from.range.start, || self.move_bytes(&relocation)));
         let (moved, refused) = match &outcome {
             Ok(()) => (true, false),
             Err(MoveError::Refused) => (false, true),
@@ -63,6 +60,7 @@ impl Residency {
         if let Err(error) = &outcome {
             self.report(&relocation, error);
         }
+        let (slice, region) = (relocation.slice(), from.region);
         let plan = {
             let mut pool = self.pool();
             if moved {
@@ -74,23 +72,8 @@ impl Residency {
         if let Some(plan) = plan {
             self.carry_out(plan);
         }
-        self.released.notify_all();
-        self.wake_accesses();
+        self.moved(slice, region);
         moved
-    }
-
-    fn set_in_motion(&self, region: Option<DeviceAddress>) {
-        *self.in_motion.lock().unwrap_or_else(PoisonError::into_inner) = region;
-        self.in_place.notify_all();
-    }
-
-    /// Waits while the region at an address is being moved. Its GPU may be lost meanwhile, and then nothing else keeps it
-    /// from being taken away under the move.
-    pub(crate) fn wait_in_place(&self, region: DeviceAddress) {
-        let mut in_motion = self.in_motion.lock().unwrap_or_else(PoisonError::into_inner);
-        while *in_motion == Some(region) {
-            in_motion = self.in_place.wait(in_motion).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     fn report(&self, relocation: &Relocation, error: &MoveError) {
@@ -105,25 +88,10 @@ impl Residency {
             }
             MoveError::Failed(failure) => {
                 warn!(%slice, %region, %from, %to, error = %failure, "a region could not be moved");
-                if let TransferError::Gpu(failure) = failure {
-                    self.note(failure);
-                }
+                self.note_failure(failure);
             }
+            MoveError::Tier(_) => {}
         }
-    }
-
-    /// Waits until nobody uses the region any more.
-    fn wait_quiet(&self, relocation: &Relocation) -> Result<(), MoveError> {
-        let started = Instant::now();
-        let mut pool = self.pool();
-        while !pool.is_quiet(relocation.slice(), relocation.from().region) {
-            let left = QUIET_WAIT.saturating_sub(started.elapsed());
-            if left.is_zero() || !pool.is_possible(relocation) {
-                return Err(MoveError::Busy);
-            }
-            pool = self.quiet.wait_timeout(pool, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok(())
     }
 
     /// Fills a shard of the other GPU and puts it behind the region's addresses. On failure all is as it was, or the
@@ -136,7 +104,7 @@ impl Residency {
             error => error.into(),
         })?;
         if let Err(error) = self.fill(relocation, &shard) {
-            self.discard(shard);
+            self.discard_shard(shard);
             return Err(error);
         }
         let swapped = self.backend.unmap(relocation.from().range).and_then(|()| {
@@ -154,7 +122,7 @@ impl Residency {
             self.keep_shard(start, kept);
         }
         if let Some(discarded) = discarded {
-            self.discard(discarded);
+            self.discard_shard(discarded);
         }
         swapped.map_err(Into::into)
     }
@@ -167,8 +135,8 @@ impl Residency {
             self.backend.set_access(self.landing, &self.reaching(relocation.to())).map_err(Into::into);
         let filled = filled.and_then(|()| {
             let work = Work::Copy {
-                to: vec![Part { range: self.landing, gpu: relocation.to() }],
-                from: vec![Part { range: from.range, gpu: from.gpu }],
+                to: vec![Part::gpu(self.landing, relocation.to())],
+                from: vec![Part::gpu(from.range, from.gpu)],
             };
             let flow = Flow::Upkeep(relocation.slice().0);
             self.engine.run(flow, work, Vec::new()).map_err(MoveError::Failed)
@@ -189,28 +157,5 @@ impl Residency {
         if let Err(failure) = restored {
             error!(error = %failure, range = %from.range, "the addresses of a region lead nowhere any more");
         }
-    }
-
-    fn discard(&self, shard: ShardHandle) {
-        let gpu = shard.gpu;
-        if let Err(failure) = self.backend.release_shard(shard) {
-            error!(error = %failure, %gpu, "a shard could not be given back");
-        }
-    }
-}
-
-/// Why a region stays where it is.
-enum MoveError {
-    /// Somebody uses it, or its GPU was lost meanwhile.
-    Busy,
-    /// The other GPU has no memory.
-    Refused,
-    /// Anything else.
-    Failed(TransferError),
-}
-
-impl From<GpuError> for MoveError {
-    fn from(error: GpuError) -> Self {
-        Self::Failed(error.into())
     }
 }

@@ -1,16 +1,19 @@
 //! The state shared by everybody who holds GPU memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
-use vram_pool::{Backing, Extent, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, SliceConfig, SliceId};
-use vram_transfer::{Again, Engine, Part};
+use vram_pool::{Backing, Extent, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, RegionIndex, SliceConfig, SliceId};
+use vram_transfer::{Again, Engine, Part, TransferError};
 
-use crate::release::release_all;
+use crate::fetch::{Fetch, fetch_all};
+use crate::release::{Upkeep, release_all};
 use crate::relocate::relocate_all;
+use crate::tend::tend_all;
+use crate::tiers::{Tier, TierReport, Tiers};
 use crate::{SliceError, StartError};
 
 /// How the memory of the GPUs is taken into the pool.
@@ -37,16 +40,39 @@ pub struct Residency {
     waiting_accesses: Mutex<Vec<Again>>,
     /// Addresses the new shard of a region that moves is mapped at while it is filled: one shard long.
     pub(crate) landing: DeviceRange,
-    /// The region whose shard is being exchanged just now, and the signal that it no longer is.
-    pub(crate) in_motion: Mutex<Option<DeviceAddress>>,
+    /// The regions whose shards are being exchanged just now, and the signal that one no longer is.
+    regions_in_motion: Mutex<HashSet<DeviceAddress>>,
     pub(crate) in_place: Condvar,
-    /// To the release thread of each slice.
-    releases: Mutex<HashMap<SliceId, Sender<Freeing>>>,
+    /// The tiers below the GPUs.
+    pub(crate) tiers: Tiers,
+    /// Regions that are asked for to be promoted if that is worth it.
+    pub(crate) worthwhile: Mutex<HashSet<(SliceId, RegionIndex)>>,
+    /// Signalled when tiers should be tended to at once.
+    pub(crate) tending: Condvar,
+    /// To the threads of each slice.
+    slices: Mutex<HashMap<SliceId, SliceThreads>>,
+}
+
+/// The ways to a slice's threads.
+struct SliceThreads {
+    /// To its release thread.
+    releases: Sender<Upkeep>,
+    /// To the thread that brings its regions back, if there are tiers.
+    fetches: Option<Sender<Fetch>>,
 }
 
 impl Residency {
     /// Takes the free memory of every GPU into a pool.
     pub fn new(backend: Arc<dyn Backend>, config: MemoryConfig) -> Result<Arc<Self>, StartError> {
+        Self::with_tiers(backend, config, Vec::new())
+    }
+
+    /// Takes the free memory of every GPU into a pool, with tiers below it for what does not fit.
+    pub fn with_tiers(
+        backend: Arc<dyn Backend>,
+        config: MemoryConfig,
+        tiers: Vec<Tier>,
+    ) -> Result<Arc<Self>, StartError> {
         let MemoryConfig { shard_bytes, reserve_bytes } = config;
         let granularity_bytes = backend.granularity_bytes();
         if granularity_bytes == 0 || shard_bytes.checked_rem(granularity_bytes) != Some(0) {
@@ -59,7 +85,10 @@ impl Residency {
                 u32::try_from(usable_bytes.checked_div(shard_bytes).unwrap_or(0)).unwrap_or(u32::MAX);
             gpus.push(GpuCapacity { id: device.id, shards });
         }
-        let pool = Pool::new(PoolConfig { shard_bytes, gpus, topology: backend.topology().clone() })?;
+        let tiers = Tiers::new(tiers);
+        let tier_regions = tiers.regions(shard_bytes);
+        let topology = backend.topology().clone();
+        let pool = Pool::new(PoolConfig { shard_bytes, gpus, topology, tier_regions })?;
         let engine = Engine::new(&backend)?;
         let landing = backend.reserve_band(shard_bytes, granularity_bytes)?;
         let residency = Arc::new(Self {
@@ -71,13 +100,20 @@ impl Residency {
             quiet: Condvar::new(),
             waiting_accesses: Mutex::default(),
             landing,
-            in_motion: Mutex::default(),
+            regions_in_motion: Mutex::default(),
             in_place: Condvar::new(),
-            releases: Mutex::default(),
+            tiers,
+            worthwhile: Mutex::default(),
+            tending: Condvar::new(),
+            slices: Mutex::default(),
         });
         let weak = Arc::downgrade(&residency);
         vram_sandbox::spawn_named("relocate".to_owned(), move || relocate_all(&weak))
             .map_err(StartError::Thread)?;
+        if !residency.tiers.is_empty() {
+            let weak = Arc::downgrade(&residency);
+            vram_sandbox::spawn_named("tiers".to_owned(), move || tend_all(&weak)).map_err(StartError::Thread)?;
+        }
         Ok(residency)
     }
 
@@ -110,6 +146,7 @@ impl Residency {
         let weak = Arc::downgrade(self);
         vram_sandbox::spawn_named(format!("release-{}", config.name), move || release_all(&weak, &receiver))
             .map_err(SliceError::Thread)?;
+        let fetches = if self.tiers.is_empty() { None } else { Some(self.start_fetching(&config.name)?) };
         let band = self.backend.reserve_band(band_bytes, alignment_bytes.next_power_of_two())?;
         let added = self.pool().add_slice(config, band);
         let slice = added.map_err(|error| {
@@ -118,7 +155,7 @@ impl Residency {
             }
             SliceError::from(error)
         })?;
-        self.releases.lock().unwrap_or_else(PoisonError::into_inner).insert(slice, sender);
+        self.slice_threads().insert(slice, SliceThreads { releases: sender, fetches });
         Ok(slice)
     }
 
@@ -131,15 +168,57 @@ impl Residency {
     ) -> Result<(), PoolError> {
         self.pool().resize_slice(slice, limit_bytes, guarantee_bytes)?;
         self.released.notify_all();
+        self.tending.notify_all();
         Ok(())
+    }
+
+    fn start_fetching(self: &Arc<Self>, name: &str) -> Result<Sender<Fetch>, SliceError> {
+        // One entry for each stream that waits, and for each region worth promoting.
+        let (sender, receiver) = unbounded();
+        let weak = Arc::downgrade(self);
+        vram_sandbox::spawn_named(format!("fetch-{name}"), move || fetch_all(&weak, &receiver))
+            .map_err(SliceError::Thread)?;
+        Ok(sender)
+    }
+
+    fn slice_threads(&self) -> MutexGuard<'_, HashMap<SliceId, SliceThreads>> {
+        self.slices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands a freed allocation to its slice's release thread.
     pub(crate) fn release(&self, freeing: Freeing) {
-        let releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sender) = releases.get(&freeing.slice()) {
+        if let Some(threads) = self.slice_threads().get(&freeing.slice()) {
             // The receiver lives as long as the sender does.
-            let _ = sender.send(freeing);
+            let _ = threads.releases.send(Upkeep::Freed(freeing));
+        }
+    }
+
+    /// Asks for regions of a slice where they can be used. False if there is nobody to ask.
+    pub(crate) fn fetch_soon(&self, slice: SliceId, fetch: Fetch) -> bool {
+        let threads = self.slice_threads();
+        let sender = threads.get(&slice).and_then(|threads| threads.fetches.as_ref());
+        sender.is_some_and(|sender| sender.send(fetch).is_ok())
+    }
+
+    /// A region of a slice is not on its way any more: whoever waited for that looks again.
+    pub(crate) fn moved(&self, slice: SliceId, region: RegionIndex) {
+        self.released.notify_all();
+        let range = self.pool().region_range(slice, region);
+        if let (Some(threads), Some(range)) = (self.slice_threads().get(&slice), range) {
+            let _ = threads.releases.send(Upkeep::Moved(range));
+        }
+        self.wake_accesses();
+    }
+
+    /// The tiers, fastest first, and what they hold.
+    pub fn tiers(&self) -> Vec<TierReport> {
+        self.tiers.reports()
+    }
+
+    /// Looks whether the failure of a transfer says that a GPU is gone.
+    pub(crate) fn note_failure(&self, error: &TransferError) {
+        if let TransferError::Gpu(error) = error {
+            self.note(error);
         }
     }
 
@@ -176,18 +255,14 @@ impl Residency {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).remove(&at)
     }
 
-    /// Unmaps a region and gives its shard back. Errors are logged: there is nobody to tell, and what the GPU keeps
-    /// is found missing when it refuses the next shard.
+    /// Unmaps a region and gives its shard back.
     pub(crate) fn unback(&self, backing: &Backing) {
         self.wait_in_place(backing.range.start);
-        let shard = self.take_shard(backing.range.start);
-        let Some(shard) = shard else { return };
-        if let Err(error) = self.backend.unmap(backing.range) {
-            error!(%error, gpu = %backing.gpu, "a shard could not be unmapped");
-        }
-        if let Err(error) = self.backend.release_shard(shard) {
-            error!(%error, gpu = %backing.gpu, "a shard could not be given back");
-        }
+        self.take_away_shard(backing.range);
+    }
+
+    pub(crate) fn regions_in_motion(&self) -> MutexGuard<'_, HashSet<DeviceAddress>> {
+        self.regions_in_motion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The GPUs that are to reach memory on `gpu`: all that are there and can, so that copies between GPUs need no detour.
@@ -200,5 +275,5 @@ impl Residency {
 
 /// An extent as a piece of device memory, if it is on a GPU.
 pub(crate) fn part_of(extent: &Extent) -> Option<Part> {
-    extent.place.gpu().map(|gpu| Part { range: extent.range, gpu })
+    extent.place.gpu().map(|gpu| Part::gpu(extent.range, gpu))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vram_gpu::{DeviceAddress, DeviceRange, Pattern};
 use vram_guest_memory::SpanList;
 use vram_protocol::{Copy, Fill, Header, Range, Request, Status};
-use vram_residency::MakeWork;
+use vram_residency::Access;
 use vram_transfer::{Job, Lease, Outcome, Stream, TransferError, Work};
 
 use crate::Session;
@@ -61,25 +61,30 @@ impl Session {
             leases.push(lease);
         };
         // Where the bytes are is asked when the request's turn comes.
-        let ranges = match &request {
-            Request::Write(range) | Request::Read(range) => {
-                let range = device_range(range);
-                lease(context.covering(range)?);
-                [Some(range), None]
+        let (access, moved) = match request {
+            Request::Write(range) => {
+                let to = device_range(&range);
+                lease(context.covering(to)?);
+                (Some(Access::Write { to, from: data }), Moved::Written)
+            }
+            Request::Read(range) => {
+                let from = device_range(&range);
+                lease(context.covering(from)?);
+                (Some(Access::Read { from, to: data }), Moved::Read)
             }
             Request::Copy(Copy { destination, source, length }) => {
-                let to = DeviceRange { start: DeviceAddress(*destination), len_bytes: *length };
-                let from = DeviceRange { start: DeviceAddress(*source), len_bytes: *length };
+                let to = DeviceRange { start: DeviceAddress(destination), len_bytes: length };
+                let from = DeviceRange { start: DeviceAddress(source), len_bytes: length };
                 lease(context.covering(to)?);
                 lease(context.covering(from)?);
-                [Some(to), Some(from)]
+                (Some(Access::Copy { to, from }), Moved::Copied)
             }
             Request::Fill(fill) => {
-                let range = device_range(&fill.range);
-                lease(context.covering(range)?);
-                [Some(range), None]
+                let (to, pattern) = (device_range(&fill.range), pattern(&fill)?);
+                lease(context.covering(to)?);
+                (Some(Access::Fill { to, pattern }), Moved::Filled)
             }
-            Request::Fence { .. } => [None, None],
+            Request::Fence { .. } => (None, Moved::Nothing),
             Request::Hello(_)
             | Request::Info
             | Request::ContextOpen(_)
@@ -90,17 +95,10 @@ impl Session {
         };
         let stream = context.stream(header.stream);
         drop(state);
-        let access = |make: MakeWork| self.config.residency.access(self.config.slice, ranges, make);
-        let (work, moved) = match request {
-            Request::Write(_) => (access(Box::new(|to, _| Work::Write { to, from: data })), Moved::Written),
-            Request::Read(_) => (access(Box::new(|from, _| Work::Read { from, to: data })), Moved::Read),
-            Request::Copy(_) => (access(Box::new(|to, from| Work::Copy { to, from })), Moved::Copied),
-            Request::Fill(fill) => {
-                let pattern = pattern(&fill)?;
-                (access(Box::new(move |to, _| Work::Fill { to, pattern })), Moved::Filled)
-            }
-            Request::Fence { all_streams: true } => (Work::GroupBarrier, Moved::Nothing),
-            _ => (Work::Barrier, Moved::Nothing),
+        let work = match access {
+            Some(access) => self.config.residency.access(self.config.slice, access),
+            None if matches!(request, Request::Fence { all_streams: true }) => Work::GroupBarrier,
+            None => Work::Barrier,
         };
         Ok(Prepared { stream, work, leases, moved })
     }

@@ -73,6 +73,14 @@ impl HostStore {
         result
     }
 
+    /// Keeps a region that is to be used where it is: the slot is not given back, whatever is in it.
+    pub fn keep_as_is(&self, slot: HostSlot, len_bytes: u64) -> Result<Stored, TierError> {
+        let started = Instant::now();
+        let result = self.check_slot(&slot, len_bytes).map(|_| self.in_slot(slot, len_bytes));
+        self.counters.note_put(&result, len_bytes, started.elapsed());
+        result
+    }
+
     /// The bytes of a region that lies in a slot, to be copied from directly. `None` if it is one pattern
     /// ([`Stored::uniform`]) or not of this store.
     pub fn span(&self, stored: &Stored) -> Option<HostSpan> {
@@ -85,16 +93,25 @@ impl HostStore {
     }
 
     fn keep_slot(&self, slot: HostSlot, len_bytes: u64) -> Result<Stored, TierError> {
+        let span = self.check_slot(&slot, len_bytes)?;
+        Ok(match uniform(&span) {
+            Some(pattern) => Stored::new(self.id, len_bytes, Body::Uniform(pattern), &self.counters),
+            None => self.in_slot(slot, len_bytes),
+        })
+    }
+
+    /// Whether a slot can be kept, and the region in it.
+    fn check_slot(&self, slot: &HostSlot, len_bytes: u64) -> Result<HostSpan, TierError> {
         if !slot.is_of(&self.arena) {
             return Err(TierError::ForeignHandle { tier: TIER });
         }
         let span = self.part(&slot.span(), len_bytes)?;
         self.fail_on_purpose("write")?;
-        let body = match uniform(&span) {
-            Some(pattern) => Body::Uniform(pattern),
-            None => Body::Slot(slot),
-        };
-        Ok(Stored::new(self.id, len_bytes, body, &self.counters))
+        Ok(span)
+    }
+
+    fn in_slot(&self, slot: HostSlot, len_bytes: u64) -> Stored {
+        Stored::new(self.id, len_bytes, Body::Slot(slot), &self.counters)
     }
 
     fn put_copy(&self, from: &HostSpan) -> Result<Stored, TierError> {

@@ -1,0 +1,109 @@
+//! Bringing what is needed to where it can be used.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crossbeam_channel::Receiver;
+use vram_gpu::DeviceRange;
+use vram_pool::{RegionIndex, SliceId};
+use vram_transfer::{Again, TransferError};
+
+use crate::Residency;
+use crate::moves::{MoveError, read_failure};
+use crate::promote::{Need, Promoted};
+
+/// Why what a stream waits for did not come, if it did not.
+pub(crate) type Verdict = Arc<Mutex<Option<TransferError>>>;
+
+/// What is asked of a slice's fetch thread.
+pub(crate) enum Fetch {
+    /// A stream waits for regions that it cannot use where they are.
+    Needed {
+        /// Which.
+        slice: SliceId,
+        /// All of them are needed at once.
+        regions: Vec<RegionIndex>,
+        /// Where it is said if they do not come.
+        verdict: Verdict,
+        /// To be called then.
+        again: Again,
+    },
+    /// A region is used so much in its tier that it may be worth promoting.
+    Worthwhile {
+        /// Whose.
+        slice: SliceId,
+        /// Which.
+        region: RegionIndex,
+    },
+}
+
+/// A slice's fetch thread, which ends when nobody can ask any more.
+pub(crate) fn fetch_all(residency: &Weak<Residency>, fetches: &Receiver<Fetch>) {
+    for fetch in fetches {
+        let Some(residency) = residency.upgrade() else { return };
+        match fetch {
+            Fetch::Needed { slice, regions, verdict, again } => {
+                residency.fetch_needed(slice, &regions, &verdict, again);
+            }
+            Fetch::Worthwhile { slice, region } => {
+                // Others ask again while it is worth it.
+                let _ = residency.promote(slice, region, Need::IfWorth, &[]);
+                residency.worthwhile().remove(&(slice, region));
+            }
+        }
+    }
+}
+
+impl Residency {
+    /// Asks that a region be promoted if it is worth it. Asked for again meanwhile, it is not asked twice.
+    pub(crate) fn suggest(&self, slice: SliceId, region: RegionIndex) {
+        if self.worthwhile().insert((slice, region)) {
+            self.fetch_soon(slice, Fetch::Worthwhile { slice, region });
+        }
+    }
+
+    fn fetch_needed(&self, slice: SliceId, regions: &[RegionIndex], verdict: &Verdict, again: Again) {
+        // What has come stays until whoever waits for it has it.
+        let mut held: Vec<DeviceRange> = Vec::new();
+        for region in regions {
+            if let Err(error) = self.make_usable(slice, *region, regions) {
+                *verdict.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                break;
+            }
+            let mut pool = self.pool();
+            if let Some(range) = pool.region_range(slice, *region)
+                && pool.hold(slice, *region)
+            {
+                held.push(range);
+            }
+        }
+        again();
+        for range in held {
+            self.unpin(slice, &[range]);
+        }
+    }
+
+    /// Brings a region to a GPU, or if that is not worth it, to where it can be written to.
+    fn make_usable(&self, slice: SliceId, region: RegionIndex, keep: &[RegionIndex]) -> Result<(), TransferError> {
+        match self.promote(slice, region, Need::IfWorth, keep) {
+            Promoted::Yes => return Ok(()),
+            Promoted::Failed(error) => return Err(error),
+            Promoted::NotWorth | Promoted::NoRoom => {}
+        }
+        match self.lift(slice, region) {
+            Ok(true) => return Ok(()),
+            Ok(false) | Err(MoveError::Busy | MoveError::Refused) => {}
+            Err(MoveError::Failed(error)) => return Err(error),
+            Err(MoveError::Tier(error)) => return Err(read_failure(&error)),
+        }
+        match self.promote(slice, region, Need::Must, keep) {
+            Promoted::Yes => Ok(()),
+            Promoted::Failed(error) => Err(error),
+            Promoted::NotWorth | Promoted::NoRoom => Err(TransferError::NoRoom),
+        }
+    }
+
+    fn worthwhile(&self) -> std::sync::MutexGuard<'_, HashSet<(SliceId, RegionIndex)>> {
+        self.worthwhile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

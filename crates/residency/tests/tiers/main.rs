@@ -1,0 +1,40 @@
+//! Tiers over simulated GPUs, against a plain model that holds every byte.
+//!
+//! Random steps of several slices that promise more than the GPUs have, in a pool with tiers below it, with faults at
+//! random points: stores that fail, fill up, or return other bytes; copies that fail; GPUs that are lost. After each
+//! step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with `VRAM_LONG=1`; the seed
+//! is printed, and taken from `VRAM_SEED` if that is set.
+
+mod model;
+mod rig;
+mod scenes;
+
+use model::{Mode, walk};
+
+fn steps(normal: u64) -> u64 {
+    if std::env::var_os("VRAM_LONG").is_some() { normal * 100 } else { normal }
+}
+
+fn seed() -> u64 {
+    let chosen = std::env::var("VRAM_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = chosen.unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
+    });
+    println!("VRAM_SEED={seed}");
+    seed
+}
+
+#[test]
+fn walk_without_faults_loses_no_byte_and_fails_nothing() {
+    walk(seed(), steps(4000), Mode::Calm);
+}
+
+#[test]
+fn walk_with_failing_stores_and_copies_loses_no_byte() {
+    walk(seed(), steps(4000), Mode::Failing);
+}
+
+#[test]
+fn walk_with_damage_and_lost_gpus_gives_no_wrong_byte() {
+    walk(seed(), steps(2000), Mode::Losing);
+}

@@ -1,0 +1,182 @@
+//! One rule each.
+
+use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
+use vram_pool::Place;
+use vram_residency::MemoryLease;
+use vram_transfer::TransferError;
+
+use crate::rig::{Rig, SHARD, Tiers};
+
+fn part(lease: &MemoryLease, offset: u64, len_bytes: u64) -> DeviceRange {
+    DeviceRange { start: DeviceAddress(lease.range().start.0 + offset), len_bytes }
+}
+
+fn noise(len: u64, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+#[test]
+fn allocation_larger_than_all_gpus_holds_every_byte() {
+    for tiers in [
+        Tiers { host: 16, ..Tiers::default() },
+        Tiers { compressed: 24, disk: 24, ..Tiers::default() },
+        Tiers { disk: 24, ..Tiers::default() },
+        Tiers { host: 2, remote: 24, ..Tiers::default() },
+    ] {
+        let rig = Rig::new("2x8MiB,fresh=dirty", tiers);
+        let slice = rig.slice("a", 12 * SHARD, 0);
+        let lease = rig.alloc(slice, 12 * SHARD).unwrap();
+        let (outcome, zeros) = rig.read(slice, lease.range());
+        assert!(outcome.result.is_ok() && zeros.iter().all(|byte| *byte == 0), "{tiers:?}: {outcome:?}");
+        let bytes = noise(12 * SHARD, 7);
+        let outcome = rig.write(slice, lease.range(), &bytes);
+        assert!(outcome.result.is_ok(), "{tiers:?}: {outcome:?}");
+        assert_eq!(outcome.moved_bytes, 12 * SHARD);
+        let (outcome, read) = rig.read(slice, lease.range());
+        assert!(outcome.result.is_ok() && read == bytes, "{tiers:?}: {outcome:?}");
+        assert!(rig.residency.pool().usage(slice).unwrap().stored_bytes >= 4 * SHARD);
+    }
+}
+
+#[test]
+fn copy_larger_than_all_gpus_is_done_piece_by_piece() {
+    let rig = Rig::new("1x8MiB", Tiers { disk: 40, ..Tiers::default() });
+    let slice = rig.slice("a", 16 * SHARD, 0);
+    let (to, from) = (rig.alloc(slice, 8 * SHARD).unwrap(), rig.alloc(slice, 8 * SHARD).unwrap());
+    let bytes = noise(8 * SHARD, 3);
+    rig.write(slice, from.range(), &bytes).result.unwrap();
+    // Unlike edges on both sides.
+    let outcome = rig.copy(slice, part(&to, 1000, 7 * SHARD), part(&from, 77, 7 * SHARD));
+    outcome.result.unwrap();
+    let (outcome, read) = rig.read(slice, part(&to, 1000, 7 * SHARD));
+    outcome.result.unwrap();
+    assert!(read == bytes[77..77 + 7 * SHARD as usize]);
+}
+
+#[test]
+fn slice_inside_its_guarantee_is_never_evicted() {
+    let rig = Rig::new("2x8MiB", Tiers { host: 32, ..Tiers::default() });
+    let (inside, borrower) = (rig.slice("a", 4 * SHARD, 4 * SHARD), rig.slice("b", 16 * SHARD, 0));
+    let kept = rig.alloc(inside, 4 * SHARD).unwrap();
+    rig.fill(inside, kept.range(), 1).result.unwrap();
+    let many = rig.alloc(borrower, 16 * SHARD).unwrap();
+    for round in 0..20u8 {
+        rig.fill(borrower, many.range(), round).result.unwrap();
+        let places: Vec<_> = rig.residency.pool().extents(inside, kept.range()).map(|extent| extent.place).collect();
+        assert!(places.iter().all(|place| matches!(place, Place::Gpu(_))), "{places:?}");
+    }
+}
+
+#[test]
+fn guarantee_is_there_though_others_borrowed_all() {
+    let rig = Rig::new("2x8MiB", Tiers { host: 32, ..Tiers::default() });
+    let (late, borrower) = (rig.slice("a", 4 * SHARD, 4 * SHARD), rig.slice("b", 16 * SHARD, 0));
+    let many = rig.alloc(borrower, 16 * SHARD).unwrap();
+    rig.fill(borrower, many.range(), 9).result.unwrap();
+    let mine = rig.alloc(late, 4 * SHARD).unwrap();
+    let places: Vec<_> = rig.residency.pool().extents(late, mine.range()).map(|extent| extent.place).collect();
+    assert!(places.iter().all(|place| matches!(place, Place::Gpu(_))), "{places:?}");
+}
+
+#[test]
+fn damaged_bytes_are_lost_and_never_wrong() {
+    let rig = Rig::new("1x4MiB", Tiers { disk: 16, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, 0);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    let bytes = noise(8 * SHARD, 5);
+    rig.faults[0].damage_write(1);
+    rig.write(slice, lease.range(), &bytes).result.unwrap();
+    let mut lost = 0;
+    for region in 0..8 {
+        let (outcome, read) = rig.read(slice, part(&lease, region * SHARD, SHARD));
+        match outcome.result {
+            Ok(()) => assert!(read == bytes[(region * SHARD) as usize..((region + 1) * SHARD) as usize]),
+            Err(TransferError::DataLost) => lost += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(lost, 1);
+    drop(lease);
+    assert!(rig.residency.wait_released(slice, std::time::Duration::from_secs(10)));
+    // What was damaged is as good as new.
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    let (outcome, read) = rig.read(slice, lease.range());
+    outcome.result.unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn full_tiers_give_out_of_memory_and_nothing_is_lost() {
+    let rig = Rig::new("1x4MiB", Tiers { disk: 8, ..Tiers::default() });
+    let slice = rig.slice("a", 64 * SHARD, 0);
+    let mut leases = Vec::new();
+    while let Ok(lease) = rig.alloc(slice, SHARD) {
+        let byte = leases.len() as u8;
+        rig.fill(slice, lease.range(), byte).result.unwrap();
+        leases.push(lease);
+    }
+    assert!((6..=12).contains(&leases.len()), "{}", leases.len());
+    for (byte, lease) in leases.iter().enumerate() {
+        let (outcome, read) = rig.read(slice, lease.range());
+        outcome.result.unwrap();
+        assert!(read.iter().all(|found| *found == byte as u8));
+    }
+}
+
+#[test]
+fn failing_disk_leaves_bytes_where_they_are() {
+    let rig = Rig::new("1x4MiB", Tiers { disk: 16, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, 0);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    let bytes = noise(2 * SHARD, 11);
+    rig.write(slice, part(&lease, 0, 2 * SHARD), &bytes).result.unwrap();
+    rig.faults[0].fill_up(true);
+    let outcome = rig.write(slice, part(&lease, 2 * SHARD, SHARD), &bytes[..SHARD as usize]);
+    assert!(matches!(outcome.result, Err(TransferError::NoRoom)), "{outcome:?}");
+    let (outcome, read) = rig.read(slice, part(&lease, 0, 3 * SHARD));
+    outcome.result.unwrap();
+    assert!(read[..2 * SHARD as usize] == bytes && read[2 * SHARD as usize..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn lost_gpu_spares_what_a_tier_has() {
+    let rig = Rig::new("2x4MiB", Tiers { host: 16, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, 0);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    let bytes = noise(8 * SHARD, 13);
+    rig.write(slice, lease.range(), &bytes).result.unwrap();
+    // Read so often that those in the tier come back, with their copies left there.
+    for _ in 0..40 {
+        rig.read(slice, part(&lease, 4 * SHARD, 4 * SHARD)).0.result.unwrap();
+    }
+    rig.sim.faults().lose_gpu(GpuId(0));
+    let mut good = 0;
+    for region in 0..8 {
+        // The first to meet the loss is told of it, whatever it reads.
+        let range = part(&lease, region * SHARD, SHARD);
+        let (outcome, read) = match rig.read(slice, range) {
+            (outcome, _) if outcome.result.is_err() => {
+                rig.residency.note(&vram_gpu::GpuError::DeviceLost { gpu: GpuId(0), reason: String::new() });
+                rig.read(slice, range)
+            }
+            other => other,
+        };
+        match outcome.result {
+            Ok(()) => {
+                good += 1;
+                assert!(read == bytes[(region * SHARD) as usize..((region + 1) * SHARD) as usize]);
+            }
+            Err(TransferError::Gpu(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(good >= 6, "{good} regions are there");
+}
