@@ -85,7 +85,7 @@ impl Residency {
         if backings.is_empty() || self.backend.fresh_memory() == FreshMemory::Zeroed {
             return Ok(());
         }
-        let parts = backings.iter().map(|backing| Part { range: backing.range, gpu: backing.gpu }).collect();
+        let parts = backings.iter().map(|backing| Part::gpu(backing.range, backing.gpu)).collect();
         self.engine.scrub(Flow::Upkeep(grant.slice().0), parts, Vec::new()).map_err(|error| {
             for backing in backings {
                 self.unback(backing);

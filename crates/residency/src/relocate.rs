@@ -167,8 +167,8 @@ impl Residency {
             self.backend.set_access(self.landing, &self.reaching(relocation.to())).map_err(Into::into);
         let filled = filled.and_then(|()| {
             let work = Work::Copy {
-                to: vec![Part { range: self.landing, gpu: relocation.to() }],
-                from: vec![Part { range: from.range, gpu: from.gpu }],
+                to: vec![Part::gpu(self.landing, relocation.to())],
+                from: vec![Part::gpu(from.range, from.gpu)],
             };
             let flow = Flow::Upkeep(relocation.slice().0);
             self.engine.run(flow, work, Vec::new()).map_err(MoveError::Failed)

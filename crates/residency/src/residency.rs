@@ -200,5 +200,5 @@ impl Residency {
 
 /// An extent as a piece of device memory, if it is on a GPU.
 pub(crate) fn part_of(extent: &Extent) -> Option<Part> {
-    extent.place.gpu().map(|gpu| Part { range: extent.range, gpu })
+    extent.place.gpu().map(|gpu| Part::gpu(extent.range, gpu))
 }
