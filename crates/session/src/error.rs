@@ -29,7 +29,10 @@ pub(crate) fn transfer_status(error: &TransferError) -> Status {
     match error {
         TransferError::Cancelled => Status::Cancelled,
         TransferError::Mismatch => Status::Internal,
-        TransferError::HostMemoryLost => Status::TransferFailed,
+        TransferError::HostMemoryLost | TransferError::DataLost | TransferError::Unavailable { .. } => {
+            Status::TransferFailed
+        }
+        TransferError::NoRoom => Status::OutOfMemory,
         TransferError::Gpu(error) => gpu_status(error),
     }
 }

@@ -6,8 +6,11 @@ use std::sync::{Arc, mpsc};
 use vram_gpu::{Backend, GpuError, Pattern};
 use vram_sandbox::SpawnError;
 
+use crate::host_lane::HostLane;
+use crate::host_piece::{HostLaneId, HostPiece};
+use crate::job::Running;
 use crate::lane::Lane;
-use crate::plan::{Direction, LaneId, LanePlan};
+use crate::plan::{Direction, LaneId, LanePlan, Plan};
 use crate::{Flow, Group, Job, Lease, Part, Stream, TransferError, Work};
 
 /// Why the engine cannot start.
@@ -23,11 +26,24 @@ pub enum EngineError {
 
 /// Moves bytes for everybody.
 pub struct Engine {
-    lanes: HashMap<LaneId, Lane>,
+    /// Dropped first: they use the GPUs' lanes.
+    memory: HostLane,
+    cold: HostLane,
+    lanes: Arc<Lanes>,
+}
+
+/// The lanes of all GPUs.
+pub(crate) struct Lanes(HashMap<LaneId, Lane>);
+
+impl Lanes {
+    /// The lane of this name, if there is such a GPU.
+    pub(crate) fn lane(&self, id: LaneId) -> Result<&Lane, TransferError> {
+        self.0.get(&id).ok_or(TransferError::Gpu(GpuError::NoSuchGpu { gpu: id.gpu }))
+    }
 }
 
 impl Engine {
-    /// Makes three lanes for each GPU: in, out, peer.
+    /// Makes three lanes for each GPU: in, out, peer. What needs no GPU gets threads when there is something to do.
     pub fn new(backend: &Arc<dyn Backend>) -> Result<Arc<Self>, EngineError> {
         let mut lanes = HashMap::new();
         for device in backend.devices() {
@@ -36,7 +52,10 @@ impl Engine {
                 lanes.insert(id, Lane::new(Arc::clone(backend), id)?);
             }
         }
-        Ok(Arc::new(Self { lanes }))
+        let lanes = Arc::new(Lanes(lanes));
+        let memory = HostLane::new(HostLaneId::Memory, Arc::clone(&lanes));
+        let cold = HostLane::new(HostLaneId::Cold, Arc::clone(&lanes));
+        Ok(Arc::new(Self { memory, cold, lanes }))
     }
 
     /// A new group of streams of a flow.
@@ -69,9 +88,48 @@ impl Engine {
         receiver.recv().unwrap_or(Err(TransferError::Cancelled))
     }
 
-    /// The lane of a plan, if there is such a GPU.
-    pub(crate) fn lane(&self, plan: &LanePlan) -> Result<&Lane, TransferError> {
-        let gpu = plan.lane.gpu;
-        self.lanes.get(&plan.lane).ok_or(TransferError::Gpu(GpuError::NoSuchGpu { gpu }))
+    /// Finds the lane of everything in a plan.
+    pub(crate) fn issuable(&self, plan: Plan) -> Result<Issuable<'_>, TransferError> {
+        let lanes = plan.lanes.into_iter().map(|plan| Ok((self.lanes.lane(plan.lane)?, plan)));
+        let host = plan.host.into_iter().map(|piece| Ok((self.host_lane(piece.lane)?, piece)));
+        Ok(Issuable {
+            total_bytes: plan.total_bytes,
+            lanes: lanes.collect::<Result<_, TransferError>>()?,
+            host: host.collect::<Result<_, TransferError>>()?,
+        })
+    }
+
+    /// A host lane, ready to take pieces.
+    fn host_lane(&self, id: HostLaneId) -> Result<&HostLane, TransferError> {
+        let lane = match id {
+            HostLaneId::Memory => &self.memory,
+            HostLaneId::Cold => &self.cold,
+        };
+        lane.ready()?;
+        Ok(lane)
+    }
+}
+
+/// A plan with the lanes it goes to.
+pub(crate) struct Issuable<'a> {
+    pub(crate) total_bytes: u64,
+    lanes: Vec<(&'a Lane, LanePlan)>,
+    host: Vec<(&'a HostLane, HostPiece)>,
+}
+
+impl Issuable<'_> {
+    /// How many ends will be reported.
+    pub(crate) fn pieces(&self) -> usize {
+        self.lanes.len().saturating_add(self.host.len())
+    }
+
+    /// Hands everything to its lane.
+    pub(crate) fn issue(self, flow: Flow, running: &Arc<Running>) {
+        for (lane, plan) in self.lanes {
+            lane.issue(flow, plan, running);
+        }
+        for (lane, piece) in self.host {
+            lane.issue(flow, piece, running);
+        }
     }
 }

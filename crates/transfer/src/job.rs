@@ -5,17 +5,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vram_gpu::{DeviceRange, GpuError, GpuId, Pattern};
+use vram_gpu::Pattern;
 use vram_guest_memory::SpanList;
 
-/// A piece of device memory that lies in one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Where.
-    pub range: DeviceRange,
-    /// On which GPU.
-    pub gpu: GpuId,
-}
+use crate::{Part, TransferError};
 
 /// Whose work it is. Lanes take turns among flows, so that none waits for all another has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,42 +32,53 @@ pub trait Locate: Send {
 pub type Again = Box<dyn FnOnce() + Send>;
 
 /// Where a job's bytes are.
-#[derive(Debug)]
 pub enum Located {
     /// Here: the work, and what keeps the bytes there until it is done.
     Here(Work, Lease),
+    /// The first of them are here, the others are to be located when these are through. To everybody else the job stays
+    /// one: it is answered once, and nothing behind it begins before.
+    Piece {
+        /// What can be done now: at least one byte.
+        work: Work,
+        /// Keeps these bytes there; dropped when they are through, before the rest is located.
+        lease: Lease,
+        /// Finds out where the other bytes are.
+        rest: Box<dyn Locate>,
+    },
     /// On their way; `again` will be called.
     Moving,
     /// Nowhere any more.
     Gone(TransferError),
 }
 
-/// What to move. Parts are in address order and adjacent; lengths on both sides are the same.
+/// What to move. Lengths on both sides are the same. Parts follow each other in the order of the bytes, and what is
+/// written does not overlap what is read. [`Part::Cold`] is only ever read; a job that would write there is a
+/// [`TransferError::Mismatch`].
 pub enum Work {
     /// What is found out when the job's turn comes.
     Located(Box<dyn Locate>),
-    /// Host to device.
+    /// From the host, where somebody else has the bytes.
     Write {
         /// Where to.
         to: Vec<Part>,
         /// Where from.
         from: SpanList,
     },
-    /// Device to host.
+    /// To the host, where somebody else wants the bytes.
     Read {
         /// Where from.
         from: Vec<Part>,
         /// Where to.
         to: SpanList,
     },
-    /// Device to device.
+    /// From parts to parts. What is cold goes to a GPU by way of a buffer of the engine.
     Copy {
         /// Where to.
         to: Vec<Part>,
         /// Where from.
         from: Vec<Part>,
     },
-    /// A pattern to the device.
+    /// A pattern, whose size divides the length of every part.
     Fill {
         /// Where to.
         to: Vec<Part>,
@@ -101,23 +105,6 @@ impl fmt::Debug for Work {
     }
 }
 
-/// Why a job did not do all it should.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum TransferError {
-    /// The job was cancelled before it began.
-    #[error("The transfer was cancelled before it began")]
-    Cancelled,
-    /// The two sides of the job differ in length: a bug of the caller.
-    #[error("The transfer's two sides do not fit each other")]
-    Mismatch,
-    /// The host memory was lost under us.
-    #[error("Guest memory vanished under the transfer")]
-    HostMemoryLost,
-    /// A GPU failed.
-    #[error("A GPU failed the transfer")]
-    Gpu(#[from] GpuError),
-}
-
 /// How a job ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -125,6 +112,13 @@ pub struct Outcome {
     pub moved_bytes: u64,
     /// Whether that is all.
     pub result: Result<(), TransferError>,
+}
+
+impl Outcome {
+    /// The outcome of a job of which `bytes` were moved before.
+    pub(crate) fn after(self, bytes: u64) -> Self {
+        Self { moved_bytes: self.moved_bytes.saturating_add(bytes), ..self }
+    }
 }
 
 /// Called exactly once, on a thread of the engine or on the submitting one; must not block.
@@ -170,6 +164,12 @@ impl Running {
             first_failure: Mutex::new(None),
             end: Mutex::new(Some(End { leases, done, then })),
         })
+    }
+
+    /// Whether the job has failed so early that it does not matter what becomes of its bytes from `at` on.
+    pub(crate) fn failed_before(&self, at: u64) -> bool {
+        let first = self.first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        first.as_ref().is_some_and(|(offset, _)| *offset <= at)
     }
 
     /// One lane is through; on failure nothing from byte `at` on is sure.

@@ -1,6 +1,5 @@
 //! A lane: one stream of the GPU backend, and the thread that waits for what was enqueued on it.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use vram_gpu::{Backend, EventHandle, GpuError, StreamHandle};
 use vram_guest_memory::HostSpan;
 use vram_sandbox::{Worker, spawn_named};
 
+use crate::backlog::Backlog;
 use crate::job::Running;
 use crate::plan::{Direction, LaneId, LanePlan, Step};
 use crate::{EngineError, Flow, TransferError};
@@ -85,46 +85,10 @@ struct Shared {
 }
 
 struct Issue {
-    backlog: Backlog,
+    backlog: Backlog<(LanePlan, Arc<Running>)>,
     outstanding: Load,
     /// Gone when the lane is.
     sender: Option<Sender<Enqueued>>,
-}
-
-/// Pieces that have not been enqueued because enough is. A job holds a ring slot or is a scrub, so they are few.
-#[derive(Default)]
-struct Backlog {
-    /// Of each flow, in order; none is empty.
-    flows: HashMap<Flow, VecDeque<(LanePlan, Arc<Running>)>>,
-    /// Whose turn it is.
-    turns: VecDeque<Flow>,
-}
-
-impl Backlog {
-    fn push(&mut self, flow: Flow, plan: LanePlan, running: Arc<Running>) {
-        let waiting = self.flows.entry(flow).or_default();
-        if waiting.is_empty() {
-            self.turns.push_back(flow);
-        }
-        waiting.push_back((plan, running));
-    }
-
-    /// What comes next.
-    fn front(&self) -> Option<&LanePlan> {
-        self.flows.get(self.turns.front()?)?.front().map(|(plan, _)| plan)
-    }
-
-    fn pop(&mut self) -> Option<(LanePlan, Arc<Running>)> {
-        let flow = self.turns.pop_front()?;
-        let waiting = self.flows.get_mut(&flow)?;
-        let next = waiting.pop_front();
-        if waiting.is_empty() {
-            self.flows.remove(&flow);
-        } else {
-            self.turns.push_back(flow);
-        }
-        next
-    }
 }
 
 impl Lane {
@@ -148,7 +112,7 @@ impl Lane {
     /// own thread, never from within this call.
     pub(crate) fn issue(&self, flow: Flow, plan: LanePlan, running: &Arc<Running>) {
         let mut issue = self.shared.lock();
-        issue.backlog.push(flow, plan, Arc::clone(running));
+        issue.backlog.push(flow, (plan, Arc::clone(running)));
         self.shared.pump(&mut issue);
     }
 }
@@ -160,7 +124,7 @@ impl Shared {
 
     /// Enqueues from the backlog while there is room.
     fn pump(&self, issue: &mut Issue) {
-        while let Some(plan) = issue.backlog.front() {
+        while let Some((plan, _)) = issue.backlog.front() {
             let load = issue.outstanding.plus(Load::of(plan));
             if issue.outstanding.pieces > 0 && !load.fits(MAX_OUTSTANDING) {
                 return;
@@ -234,8 +198,8 @@ impl Shared {
             }
             running.lane_done(first_offset, result);
         }
-        let cancelled = std::mem::take(&mut self.lock().backlog.flows);
-        for (plan, running) in cancelled.into_values().flatten() {
+        let cancelled = self.lock().backlog.take_all();
+        for (plan, running) in cancelled {
             running.lane_done(plan.first_offset, Err(TransferError::Cancelled));
         }
     }

@@ -1,8 +1,11 @@
 //! From a job's work to steps on lanes. Pure.
 
+use std::sync::Arc;
+
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, HostSpan, Pattern};
 use vram_guest_memory::SpanList;
 
+use crate::host_piece::{HostLaneId, HostPiece, HostStep};
 use crate::{Part, TransferError, Work};
 
 /// A direction of traffic; with a GPU, a lane.
@@ -51,29 +54,31 @@ pub(crate) struct LanePlan {
 }
 
 /// A planned job.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) total_bytes: u64,
     pub(crate) lanes: Vec<LanePlan>,
+    /// What needs no GPU, or one only at its end.
+    pub(crate) host: Vec<HostPiece>,
 }
 
 impl Plan {
     pub(crate) fn of(work: Work) -> Result<Self, TransferError> {
         let mut plan = Self::default();
-        match work {
-            Work::Write { to, from } => plan.host(&to, &from, Direction::In)?,
-            Work::Read { from, to } => plan.host(&from, &to, Direction::Out)?,
-            Work::Copy { to, from } => plan.copy(&to, &from)?,
-            Work::Fill { to, pattern } => {
-                for part in to {
-                    let step = Step::Fill { range: part.range, pattern };
-                    plan.push(part.gpu, Direction::Peer, part.range.len_bytes, step);
-                }
-            }
+        let fits = match work {
+            Work::Write { to, from } => plan.spans(&to, &from, Direction::In),
+            Work::Read { from, to } => plan.spans(&from, &to, Direction::Out),
+            Work::Copy { to, from } => plan.copy(&to, &from),
+            Work::Fill { to, pattern } => to.iter().try_for_each(|part| plan.fill(part, pattern)),
             // A job that is located has other work by now.
-            Work::Barrier | Work::GroupBarrier | Work::Located(_) => {}
-        }
-        Ok(plan)
+            Work::Barrier | Work::GroupBarrier | Work::Located(_) => Some(()),
+        };
+        fits.map(|()| plan).ok_or(TransferError::Mismatch)
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty() && self.host.is_empty()
     }
 
     fn push(&mut self, gpu: GpuId, direction: Direction, len_bytes: u64, step: Step) {
@@ -97,67 +102,161 @@ impl Plan {
         self.total_bytes = self.total_bytes.saturating_add(len_bytes);
     }
 
-    /// The lane of all steps, if there is one such.
+    /// Adds `len_bytes` bytes to a host lane, in steps no longer than a piece may be.
+    fn push_host(
+        &mut self,
+        lane: HostLaneId,
+        len_bytes: u64,
+        step: impl Fn(u64, u64) -> Option<HostStep>,
+    ) -> Option<()> {
+        let mut at = 0;
+        while let Some(left) = len_bytes.checked_sub(at).filter(|left| *left > 0) {
+            let len = left.min(lane.max_piece_bytes());
+            let step = step(at, len)?;
+            match self.host.last_mut() {
+                Some(piece)
+                    if piece.lane == lane
+                        && piece.first_offset.saturating_add(piece.len_bytes) == self.total_bytes
+                        && piece.steps.len() < MAX_PIECE_STEPS
+                        && piece.len_bytes.saturating_add(len) <= lane.max_piece_bytes() =>
+                {
+                    piece.len_bytes = piece.len_bytes.saturating_add(len);
+                    piece.steps.push(step);
+                }
+                _ => {
+                    let first_offset = self.total_bytes;
+                    self.host.push(HostPiece { lane, first_offset, len_bytes: len, steps: vec![step] });
+                }
+            }
+            self.total_bytes = self.total_bytes.saturating_add(len);
+            at = at.saturating_add(len);
+        }
+        Some(())
+    }
+
+    /// The lane of all steps, if there is one such that keeps their order: host lanes do not.
     pub(crate) fn only_lane(&self) -> Option<LaneId> {
+        if !self.host.is_empty() {
+            return None;
+        }
         let first = self.lanes.first()?.lane;
         self.lanes.iter().all(|plan| plan.lane == first).then_some(first)
     }
 
-    fn host(&mut self, parts: &[Part], spans: &SpanList, direction: Direction) -> Result<(), TransferError> {
+    /// Between parts and somebody's spans. `None` if they do not fit each other.
+    fn spans(&mut self, parts: &[Part], spans: &SpanList, direction: Direction) -> Option<()> {
         if bytes_of(parts) != spans.len_bytes() {
-            return Err(TransferError::Mismatch);
+            return None;
         }
         for part in parts {
-            let piece = spans.slice(self.total_bytes, part.range.len_bytes).ok_or(TransferError::Mismatch)?;
-            let mut address = part.range.start;
+            let piece = spans.slice(self.total_bytes, part.len_bytes())?;
+            let mut at = 0u64;
             for span in piece.spans() {
                 let len_bytes = span.len_bytes() as u64;
-                let step = match direction {
-                    Direction::In => Step::In { to: address, from: span.clone() },
-                    _ => Step::Out { to: span.clone(), from: address },
-                };
-                self.push(part.gpu, direction, len_bytes, step);
-                address = address.checked_add(len_bytes).ok_or(TransferError::Mismatch)?;
+                let (here, there) = (part.slice(at, len_bytes)?, Part::Host(span.clone()));
+                match direction {
+                    Direction::In => self.join(here, there)?,
+                    _ => self.join(there, here)?,
+                }
+                at = at.saturating_add(len_bytes);
             }
         }
-        Ok(())
+        Some(())
     }
 
-    /// Cuts both sides at each other's shard edges. The lane is that of the GPU that is read: a GPU pushes faster
-    /// than it pulls.
-    fn copy(&mut self, to: &[Part], from: &[Part]) -> Result<(), TransferError> {
+    /// Cuts both sides at each other's edges. `None` if they do not fit each other.
+    fn copy(&mut self, to: &[Part], from: &[Part]) -> Option<()> {
         if bytes_of(to) != bytes_of(from) {
-            return Err(TransferError::Mismatch);
+            return None;
         }
-        let mut sources = from.iter().copied();
+        let mut sources = from.iter();
         let mut source = sources.next();
+        let mut read = 0u64;
         for target in to {
-            let mut left = target.range;
-            while left.len_bytes > 0 {
-                let Some(part) = source.as_mut() else { return Err(TransferError::Mismatch) };
-                let len_bytes = left.len_bytes.min(part.range.len_bytes);
-                let step = Step::Copy { to: left.start, from: part.range.start, len_bytes };
-                self.push(part.gpu, Direction::Peer, len_bytes, step);
-                left = after(left, len_bytes).ok_or(TransferError::Mismatch)?;
-                part.range = after(part.range, len_bytes).ok_or(TransferError::Mismatch)?;
-                if part.range.len_bytes == 0 {
+            let mut written = 0u64;
+            while let Some(left) = target.len_bytes().checked_sub(written).filter(|left| *left > 0) {
+                let part = source?;
+                let len_bytes = part.len_bytes().saturating_sub(read).min(left);
+                if len_bytes > 0 {
+                    self.join(target.slice(written, len_bytes)?, part.slice(read, len_bytes)?)?;
+                }
+                written = written.saturating_add(len_bytes);
+                read = read.saturating_add(len_bytes);
+                if read == part.len_bytes() {
                     source = sources.next();
+                    read = 0;
                 }
             }
         }
-        Ok(())
+        Some(())
+    }
+
+    /// What gets the bytes of one part, or of a piece of it, into another of the same length.
+    ///
+    /// Between GPUs the lane is that of the GPU that is read: a GPU pushes faster than it pulls.
+    fn join(&mut self, to: Part, from: Part) -> Option<()> {
+        let len_bytes = to.len_bytes();
+        match (to, from) {
+            (Part::Gpu { range: to, .. }, Part::Gpu { range: from, gpu }) => {
+                let step = Step::Copy { to: to.start, from: from.start, len_bytes };
+                self.push(gpu, Direction::Peer, len_bytes, step);
+                Some(())
+            }
+            (Part::Gpu { range, gpu }, Part::Host(from)) => {
+                self.push(gpu, Direction::In, len_bytes, Step::In { to: range.start, from });
+                Some(())
+            }
+            (Part::Host(to), Part::Gpu { range, gpu }) => {
+                self.push(gpu, Direction::Out, len_bytes, Step::Out { to, from: range.start });
+                Some(())
+            }
+            (Part::Host(to), Part::Host(from)) => self.push_host(HostLaneId::Memory, len_bytes, |at, len| {
+                Some(HostStep::Copy { to: piece_of(&to, at, len)?, from: piece_of(&from, at, len)? })
+            }),
+            (Part::Host(to), Part::Cold { source, offset_bytes, .. }) => {
+                self.push_host(HostLaneId::Cold, len_bytes, |at, len| {
+                    let offset_bytes = offset_bytes.checked_add(at)?;
+                    Some(HostStep::Fetch {
+                        to: piece_of(&to, at, len)?,
+                        source: Arc::clone(&source),
+                        offset_bytes,
+                    })
+                })
+            }
+            (Part::Gpu { range, gpu }, Part::Cold { source, offset_bytes, .. }) => {
+                self.push_host(HostLaneId::Cold, len_bytes, |at, len_bytes| {
+                    let (to, offset_bytes) = (range.start.checked_add(at)?, offset_bytes.checked_add(at)?);
+                    Some(HostStep::Stage { to, gpu, source: Arc::clone(&source), offset_bytes, len_bytes })
+                })
+            }
+            (Part::Cold { .. }, _) => None,
+        }
+    }
+
+    fn fill(&mut self, part: &Part, pattern: Pattern) -> Option<()> {
+        let len_bytes = part.len_bytes();
+        match part {
+            Part::Gpu { range, gpu } => {
+                self.push(*gpu, Direction::Peer, len_bytes, Step::Fill { range: *range, pattern });
+                Some(())
+            }
+            Part::Host(to) => {
+                len_bytes.is_multiple_of(pattern.size_bytes()).then_some(())?;
+                self.push_host(HostLaneId::Memory, len_bytes, |at, len| {
+                    Some(HostStep::Fill { to: piece_of(to, at, len)?, pattern })
+                })
+            }
+            Part::Cold { .. } => None,
+        }
     }
 }
 
 fn bytes_of(parts: &[Part]) -> u64 {
-    parts.iter().fold(0, |sum, part| part.range.len_bytes.saturating_add(sum))
+    parts.iter().fold(0, |sum, part| part.len_bytes().saturating_add(sum))
 }
 
-fn after(range: DeviceRange, len_bytes: u64) -> Option<DeviceRange> {
-    Some(DeviceRange {
-        start: range.start.checked_add(len_bytes)?,
-        len_bytes: range.len_bytes.checked_sub(len_bytes)?,
-    })
+fn piece_of(span: &HostSpan, at: u64, len_bytes: u64) -> Option<HostSpan> {
+    span.part(usize::try_from(at).ok()?, usize::try_from(len_bytes).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -175,9 +274,17 @@ mod tests {
             .map(|(i, len)| {
                 let range = DeviceRange { start: DeviceAddress(at), len_bytes: *len };
                 at += len;
-                Part { range, gpu: GpuId(i as u16 % gpus) }
+                Part::gpu(range, GpuId(i as u16 % gpus))
             })
             .collect()
+    }
+
+    /// The GPU of the part a range lies in.
+    fn gpu_of(parts: &[Part], whole: DeviceRange) -> Option<GpuId> {
+        parts.iter().find_map(|part| match part {
+            Part::Gpu { range, gpu } => range.contains(&whole).then_some(*gpu),
+            _ => None,
+        })
     }
 
     /// Cuts `total` at the given places.
@@ -207,10 +314,9 @@ mod tests {
                     let Step::Copy { to: t, from: f, len_bytes } = step else { panic!("not a copy") };
                     prop_assert_eq!(t.0 - 100_000, f.0 - 500_000);
                     let whole = DeviceRange { start: *f, len_bytes: *len_bytes };
-                    let part = from.iter().find(|part| part.range.contains(&whole)).unwrap();
-                    prop_assert_eq!(part.gpu, lane.lane.gpu);
+                    prop_assert_eq!(gpu_of(&from, whole), Some(lane.lane.gpu));
                     let target = DeviceRange { start: *t, len_bytes: *len_bytes };
-                    prop_assert!(to.iter().any(|part| part.range.contains(&target)));
+                    prop_assert!(gpu_of(&to, target).is_some());
                     for i in 0..*len_bytes {
                         prop_assert!(!std::mem::replace(&mut seen[(t.0 - 100_000 + i) as usize], true));
                     }

@@ -58,10 +58,25 @@ struct State {
 
 struct Planned {
     plan: Planning,
-    leases: Vec<Lease>,
-    done: Done,
     /// Of a barrier over the group.
     barrier: Option<Ticket>,
+    pending: Pending,
+}
+
+/// What a job needs at its end.
+struct Pending {
+    leases: Vec<Lease>,
+    done: Done,
+    /// What earlier pieces of the job moved.
+    moved_bytes: u64,
+    /// If the plan is not of the job's last piece.
+    piece: Option<Piece>,
+}
+
+/// What is particular to a piece of a job behind which there are others.
+struct Piece {
+    lease: Lease,
+    rest: Box<dyn Locate>,
 }
 
 enum Planning {
@@ -110,7 +125,9 @@ impl Stream {
             done(outcome);
             ledger.end(ticket);
         });
-        let planned = Planned { plan, leases, done, barrier: is_barrier.then_some(ticket) };
+        let barrier = is_barrier.then_some(ticket);
+        let pending = Pending { leases, done, moved_bytes: 0, piece: None };
+        let planned = Planned { plan, barrier, pending };
         state.waiting.push_back(planned);
         Shared::dispatch(&self.shared, state);
     }
@@ -122,7 +139,7 @@ impl Stream {
         let cancelled: Vec<_> = state.waiting.drain(..).collect();
         drop(state);
         for planned in cancelled {
-            planned.cancel();
+            planned.pending.cancel();
         }
     }
 
@@ -148,10 +165,40 @@ impl Stream {
     }
 }
 
-impl Planned {
+impl Pending {
     fn cancel(self) {
-        drop(self.leases);
-        (self.done)(Outcome { moved_bytes: 0, result: Err(TransferError::Cancelled) });
+        self.end(Err(TransferError::Cancelled));
+    }
+
+    /// Answers a job of which nothing is under way, nor will be.
+    fn end(self, result: Result<(), TransferError>) {
+        let Self { leases, done, moved_bytes, piece } = self;
+        drop((leases, piece));
+        done(Outcome { moved_bytes, result });
+    }
+
+    /// What is held while the plan is carried out, and what then happens.
+    fn into_end(self, shared: &Arc<Shared>) -> (Vec<Lease>, Done) {
+        let Self { leases, done, moved_bytes, piece } = self;
+        let Some(Piece { lease, rest }) = piece else {
+            if moved_bytes == 0 {
+                return (leases, done);
+            }
+            return (leases, Box::new(move |outcome: Outcome| done(outcome.after(moved_bytes))));
+        };
+        let shared = Arc::clone(shared);
+        let piece_done = move |outcome: Outcome| {
+            let Outcome { moved_bytes, result } = outcome.after(moved_bytes);
+            let pending = Self { leases, done, moved_bytes, piece: None };
+            match result {
+                Ok(()) => shared.put_back(rest, pending),
+                failure => {
+                    drop(rest);
+                    pending.end(failure);
+                }
+            }
+        };
+        (vec![lease], Box::new(piece_done))
     }
 }
 
@@ -188,21 +235,17 @@ impl Shared {
                 }
                 None => planned,
             };
-            let issuable = planned.plan.into_plan().and_then(|plan| {
-                let total_bytes = plan.total_bytes;
-                let lanes = plan.lanes.into_iter().map(|lane| Ok((shared.group.engine.lane(&lane)?, lane)));
-                Ok((total_bytes, lanes.collect::<Result<Vec<_>, TransferError>>()?))
-            });
-            match issuable {
-                Ok((total_bytes, lanes)) if !lanes.is_empty() => {
+            let Planned { plan, pending, .. } = planned;
+            match plan.into_plan().and_then(|plan| shared.group.engine.issuable(plan)) {
+                Ok(issuable) if issuable.pieces() > 0 => {
                     state.running = state.running.saturating_add(1);
-                    state.running_lane = lane;
+                    // Behind a piece comes the rest of its job.
+                    state.running_lane = if pending.piece.is_none() { lane } else { None };
+                    let (leases, done) = pending.into_end(shared);
                     let again = Arc::clone(shared);
                     let then = Box::new(move || Self::ended(&again));
-                    let running = Running::new(total_bytes, lanes.len(), planned.leases, planned.done, then);
-                    for (lane, lane_plan) in lanes {
-                        lane.issue(shared.group.flow, lane_plan, &running);
-                    }
+                    let running = Running::new(issuable.total_bytes, issuable.pieces(), leases, done, then);
+                    issuable.issue(shared.group.flow, &running);
                 }
                 // Nothing to move, or no sense in it: over at once. Counted as running meanwhile, so that what the
                 // callback submits, or another thread does, stays behind it.
@@ -211,8 +254,7 @@ impl Shared {
                     state.running = state.running.saturating_add(1);
                     state.running_lane = None;
                     drop(state);
-                    drop(planned.leases);
-                    (planned.done)(Outcome { moved_bytes: 0, result });
+                    pending.end(result);
                     state = shared.lock();
                     state.running = state.running.saturating_sub(1);
                 }
@@ -235,11 +277,32 @@ impl Shared {
         });
         match locate.locate(again) {
             Located::Here(work, lease) => {
-                first.leases.push(lease);
+                first.pending.leases.push(lease);
                 first.plan = Planning::Done(Plan::of(work));
+            }
+            Located::Piece { work, lease, rest } => {
+                // A piece without bytes would bring the job no further.
+                first.plan = Planning::Done(match Plan::of(work) {
+                    Ok(plan) if plan.is_empty() => Err(TransferError::Mismatch),
+                    plan => plan,
+                });
+                first.pending.piece = Some(Piece { lease, rest });
             }
             Located::Gone(error) => first.plan = Planning::Done(Err(error)),
             Located::Moving => state.locating = true,
+        }
+    }
+
+    /// A piece of a job is through, and nothing begins before the job that it was the first of is seen to: the rest is
+    /// the first in the row.
+    fn put_back(&self, rest: Box<dyn Locate>, pending: Pending) {
+        let mut state = self.lock();
+        if state.closed {
+            drop(state);
+            pending.cancel();
+        } else {
+            let plan = Planning::Unlocated(rest);
+            state.waiting.push_front(Planned { plan, barrier: None, pending });
         }
     }
 
@@ -250,9 +313,8 @@ impl Shared {
         let first = shared.group.ledger.arrive(ticket, || {
             let planned = planned.take();
             Box::new(move || {
-                if let Some(Planned { leases, done, .. }) = planned {
-                    drop(leases);
-                    done(Outcome { moved_bytes: 0, result: Ok(()) });
+                if let Some(planned) = planned {
+                    planned.pending.end(Ok(()));
                 }
                 Self::ended(&again);
             })

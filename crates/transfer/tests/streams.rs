@@ -47,7 +47,7 @@ impl Rig {
             let gpu = at / (2 * MIB);
             let to = end.min((gpu + 1) * 2 * MIB);
             let range = DeviceRange { start: DeviceAddress(self.band.start.0 + at), len_bytes: to - at };
-            parts.push(Part { range, gpu: GpuId(gpu as u16) });
+            parts.push(Part::gpu(range, GpuId(gpu as u16)));
             at = to;
         }
         parts
