@@ -117,13 +117,13 @@ impl Residency {
         // Left behind if the region came back from a tier because its GPU was lost.
         self.take_away_shard(to.range);
         self.map_new_shard(to.gpu, to.range)?;
-        self.fill(slice, Part::gpu(to.range, to.gpu), to.range, &kept).inspect_err(|_| {
+        self.fill_from_tier(slice, Part::gpu(to.range, to.gpu), to.range, &kept).inspect_err(|_| {
             self.take_away_shard(to.range);
         })?;
         Ok(TierCopy::Valid)
     }
 
-    fn fill(&self, slice: SliceId, part: Part, range: DeviceRange, kept: &Kept) -> Result<(), MoveError> {
+    fn fill_from_tier(&self, slice: SliceId, part: Part, range: DeviceRange, kept: &Kept) -> Result<(), MoveError> {
         let flow = Flow::Upkeep(slice.0);
         let to = vec![part];
         if let Some(pattern) = kept.fill() {

@@ -3,12 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use vram_gpu::{DeviceAddress, DeviceRange};
-use vram_pool::{AllocRequest, Place};
+use vram_pool::AllocRequest;
 use vram_protocol::{
     ABI_MAJOR, ABI_MINOR, Alloc, DEVICE_RESUMED, DEVICE_SIMULATED, Extent, GPU_HOME, GpuEntry, Header, Hello,
     HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT,
     Query, QueryReply, Request, Response, Status, TIER_GPU, TIER_LOST,
 };
+use vram_residency::BytePlace;
 use vram_transfer::Flow;
 
 use crate::context::{Allocation, Context};
@@ -229,7 +230,7 @@ impl Session {
             (base, allocation.length_bytes)
         };
         let range = DeviceRange { start: DeviceAddress(base), len_bytes: length };
-        let extents = self.config.residency.pool().merged_extents(self.config.slice, range);
+        let extents = self.config.residency.places(self.config.slice, range);
         let room = room_bytes.saturating_sub(head_bytes).checked_div(Extent::LAYOUT.size as u64).unwrap_or(0);
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         let skip = usize::try_from(query.first_extent).unwrap_or(usize::MAX);
@@ -243,16 +244,15 @@ impl Session {
             reserved0: 0,
         };
         let mut payload = reply.to_bytes().to_vec();
-        for extent in shown {
-            let (gpu, tier) = match extent.place {
-                Place::Gpu(gpu) => (gpu, TIER_GPU),
-                Place::Lost(gpu) => (gpu, TIER_LOST),
-                // Nothing is put into a lower tier yet.
-                Place::Tier => return Err(Status::Internal.into()),
+        for (range, place) in shown {
+            let (gpu, tier) = match place {
+                BytePlace::Gpu(gpu) => (gpu, TIER_GPU),
+                BytePlace::Lost(gpu) => (gpu, TIER_LOST),
+                BytePlace::Tier(_) | BytePlace::Damaged => return Err(Status::Internal.into()),
             };
             let entry = Extent {
-                address: extent.range.start.0,
-                length: extent.range.len_bytes,
+                address: range.start.0,
+                length: range.len_bytes,
                 gpu: u32::from(gpu.0),
                 tier,
                 reserved0: 0,
