@@ -44,6 +44,8 @@ struct State {
     /// Pieces under way of each flow; none is zero.
     running: HashMap<Flow, usize>,
     workers: Vec<Worker<()>>,
+    /// Whether the log says that there are too few threads.
+    starved: bool,
     closed: bool,
 }
 
@@ -100,6 +102,7 @@ impl HostLane {
         if state.useful_threads() > state.workers.len()
             && state.workers.len() < self.shared.id.max_threads()
             && let Err(error) = Shared::start(&self.shared, &mut state)
+            && !std::mem::replace(&mut state.starved, true)
         {
             warn!(%error, "A lane has fewer threads than it should");
         }
