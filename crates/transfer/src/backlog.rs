@@ -52,13 +52,48 @@ impl<T> Backlog<T> {
         Some((flow, next?))
     }
 
-    /// How much waits.
-    pub(crate) fn len(&self) -> usize {
-        self.flows.values().fold(0, |sum, waiting| sum.saturating_add(waiting.len()))
+    /// Which flows have something waiting, and how much.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (Flow, usize)> {
+        self.flows.iter().map(|(flow, waiting)| (*flow, waiting.len()))
     }
 
     /// Takes all that waits.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
         std::mem::take(self).flows.into_values().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_take_turns_and_keep_their_order() {
+        let (a, b, c) = (Flow::Requests(1), Flow::Requests(2), Flow::Upkeep(1));
+        let mut backlog = Backlog::default();
+        for (flow, work) in [(a, 1), (a, 2), (a, 3), (b, 4), (c, 5), (b, 6)] {
+            backlog.push(flow, work);
+        }
+        assert_eq!(backlog.front(), Some(&1));
+        let order: Vec<_> = std::iter::from_fn(|| backlog.pop()).collect();
+        assert_eq!(order, [1, 4, 5, 2, 6, 3]);
+    }
+
+    #[test]
+    fn flow_that_may_not_begin_keeps_its_turn() {
+        let (a, b) = (Flow::Requests(1), Flow::Requests(2));
+        let mut backlog = Backlog::default();
+        for (flow, work) in [(a, 1), (b, 2), (b, 3), (a, 4)] {
+            backlog.push(flow, work);
+        }
+        assert_eq!(backlog.pop_of(|flow| flow != a), Some((b, 2)));
+        assert_eq!(backlog.pop_of(|_| false), None);
+        assert_eq!(backlog.pop(), Some(1));
+        let left: HashMap<_, _> = backlog.waiting().collect();
+        assert_eq!(left, HashMap::from([(a, 1), (b, 1)]));
+        let mut rest: Vec<_> = backlog.take_all().collect();
+        rest.sort_unstable();
+        assert_eq!(rest, [3, 4]);
+        assert_eq!(backlog.pop(), None);
     }
 }

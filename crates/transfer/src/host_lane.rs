@@ -17,11 +17,11 @@ use crate::{Flow, TransferError};
 const MAX_RUNNING_PER_FLOW: usize = 2;
 
 impl HostLaneId {
-    /// Most threads. Memory is as fast as it is; a store may have several reads under way.
+    /// Most threads. Memory is as fast as it is; behind stores that do not answer there must be room for others.
     fn max_threads(self) -> usize {
         match self {
             Self::Memory => 4,
-            Self::Cold => 8,
+            Self::Cold => 32,
         }
     }
 }
@@ -44,6 +44,8 @@ struct State {
     /// Pieces under way of each flow; none is zero.
     running: HashMap<Flow, usize>,
     workers: Vec<Worker<()>>,
+    /// Whether the log says that there are too few threads.
+    starved: bool,
     closed: bool,
 }
 
@@ -67,9 +69,13 @@ impl State {
         }
     }
 
-    /// Pieces that wait or are under way.
-    fn load(&self) -> usize {
-        self.running.values().fold(self.backlog.len(), |sum, count| sum.saturating_add(*count))
+    /// How many threads would have something to do.
+    fn useful_threads(&self) -> usize {
+        let busy = self.running.values().fold(0usize, |sum, count| sum.saturating_add(*count));
+        self.backlog.waiting().fold(busy, |sum, (flow, waiting)| {
+            let running = self.running.get(&flow).copied().unwrap_or_default();
+            sum.saturating_add(waiting.min(MAX_RUNNING_PER_FLOW.saturating_sub(running)))
+        })
     }
 }
 
@@ -93,9 +99,10 @@ impl HostLane {
     pub(crate) fn issue(&self, flow: Flow, piece: HostPiece, running: &Arc<Running>) {
         let mut state = self.shared.lock();
         state.backlog.push(flow, (piece, Arc::clone(running)));
-        if state.load() > state.workers.len()
+        if state.useful_threads() > state.workers.len()
             && state.workers.len() < self.shared.id.max_threads()
             && let Err(error) = Shared::start(&self.shared, &mut state)
+            && !std::mem::replace(&mut state.starved, true)
         {
             warn!(%error, "A lane has fewer threads than it should");
         }
@@ -144,6 +151,7 @@ impl Shared {
         let mut at = piece.first_offset;
         // A store that does not answer is not asked for what nobody will look at.
         let result = if running.failed_before(at) {
+            drop(piece);
             Ok(())
         } else {
             match contain(name, || piece.run(&self.lanes, flow, &mut at)) {

@@ -266,6 +266,7 @@ mod tests {
     use vram_guest_memory::HostBuffer;
 
     use super::*;
+    use crate::ColdSource;
 
     fn parts(start: u64, lens: &[u64], gpus: u16) -> Vec<Part> {
         let mut at = start;
@@ -369,6 +370,49 @@ mod tests {
         let pieces: Vec<_> = plan.lanes.iter().map(|lane| (lane.first_offset, lane.steps.len())).collect();
         assert_eq!(pieces, [(0, 1024), (1, 1024), (2048, 1)]);
         assert!(plan.only_lane().is_none());
+    }
+
+    #[test]
+    fn host_pieces_are_runs_of_the_job_and_claim_no_lane() {
+        struct Never;
+        impl ColdSource for Never {
+            fn read(&self, _: u64, _: &HostSpan) -> Result<(), TransferError> {
+                Err(TransferError::Cancelled)
+            }
+        }
+        const MIB: u64 = 1 << 20;
+        let host = |len| Part::Host(HostBuffer::new(len as usize).unwrap().span());
+        let cold = |len| Part::cold(Arc::new(Never), 0, len);
+        let gpu =
+            |start, len_bytes| Part::gpu(DeviceRange { start: DeviceAddress(start), len_bytes }, GpuId(0));
+        let from = vec![cold(MIB), cold(9 * MIB), host(17 * MIB), gpu(0, MIB), host(MIB), cold(MIB)];
+        let plan = Plan::of(Work::Copy { to: vec![host(30 * MIB)], from }).unwrap();
+        assert_eq!(plan.total_bytes, 30 * MIB);
+        let pieces: Vec<_> = plan
+            .host
+            .iter()
+            .map(|piece| (piece.lane, piece.first_offset / MIB, piece.len_bytes / MIB))
+            .collect();
+        let (memory, cold_lane) = (HostLaneId::Memory, HostLaneId::Cold);
+        assert_eq!(
+            pieces,
+            [
+                (cold_lane, 0, 1),
+                (cold_lane, 1, 4),
+                (cold_lane, 5, 4),
+                (cold_lane, 9, 1),
+                (memory, 10, 16),
+                (memory, 26, 1),
+                (memory, 28, 1),
+                (cold_lane, 29, 1)
+            ]
+        );
+        assert_eq!(plan.lanes.iter().map(|lane| lane.first_offset).collect::<Vec<_>>(), [27 * MIB]);
+        assert!(plan.only_lane().is_none());
+        let plan = Plan::of(Work::Copy { to: vec![gpu(0, MIB)], from: vec![cold(MIB)] }).unwrap();
+        assert!(plan.only_lane().is_none() && plan.lanes.is_empty());
+        let plan = Plan::of(Work::Copy { to: vec![gpu(0, MIB)], from: vec![host(MIB)] }).unwrap();
+        assert_eq!(plan.only_lane(), Some(LaneId { gpu: GpuId(0), direction: Direction::In }));
     }
 
     #[test]

@@ -1,77 +1,17 @@
 //! Order, overlap, cancellation and failure of jobs on streams, over simulated GPUs.
 
-use std::sync::mpsc::{Receiver, channel};
+mod rig;
+
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuId, Pattern, ShardHandle};
-use vram_gpu_sim::{SimBackend, SimConfig};
+use rig::{MIB, WAIT, host, job, outcome, rig};
+use vram_gpu::{GpuId, Pattern};
 use vram_guest_memory::{HostBuffer, SpanList};
 use vram_transfer::{
-    Again, CloseWait, Engine, Flow, Job, Lease, Locate, Located, Outcome, Part, TransferError, Work,
+    Again, CloseWait, Flow, Job, Lease, Locate, Located, Outcome, Part, TransferError, Work,
 };
-
-const MIB: u64 = 1 << 20;
-const WAIT: Duration = Duration::from_secs(10);
-
-struct Rig {
-    sim: Arc<SimBackend>,
-    engine: Arc<Engine>,
-    band: DeviceRange,
-    _shards: Vec<ShardHandle>,
-}
-
-/// Two GPUs, 2 MiB of each mapped side by side.
-fn rig() -> Rig {
-    let sim = Arc::new(SimBackend::new(SimConfig::uniform(2, 8 * MIB)).unwrap());
-    let backend: Arc<dyn Backend> = Arc::<SimBackend>::clone(&sim);
-    let band = sim.reserve_band(4 * MIB, 2 * MIB).unwrap();
-    let mut shards = Vec::new();
-    for gpu in [0, 1] {
-        let at = DeviceAddress(band.start.0 + u64::from(gpu) * 2 * MIB);
-        let shard = sim.create_shard(GpuId(gpu), 2 * MIB).unwrap();
-        sim.map(at, &shard).unwrap();
-        sim.set_access(DeviceRange { start: at, len_bytes: 2 * MIB }, &[GpuId(0), GpuId(1)]).unwrap();
-        shards.push(shard);
-    }
-    let engine = Engine::new(&backend).unwrap();
-    Rig { sim, engine, band, _shards: shards }
-}
-
-impl Rig {
-    /// The parts of a range of the band.
-    fn parts(&self, offset: u64, len: u64) -> Vec<Part> {
-        let mut parts = Vec::new();
-        let (mut at, end) = (offset, offset + len);
-        while at < end {
-            let gpu = at / (2 * MIB);
-            let to = end.min((gpu + 1) * 2 * MIB);
-            let range = DeviceRange { start: DeviceAddress(self.band.start.0 + at), len_bytes: to - at };
-            parts.push(Part::gpu(range, GpuId(gpu as u16)));
-            at = to;
-        }
-        parts
-    }
-}
-
-fn host(bytes: &[u8]) -> SpanList {
-    let buffer = HostBuffer::new(bytes.len()).unwrap();
-    let span = buffer.span().part(0, bytes.len()).unwrap();
-    span.write_from(bytes);
-    let mut list = SpanList::new();
-    list.push(span);
-    list
-}
-
-fn job(work: Work) -> (Job, Receiver<Outcome>) {
-    let (sender, receiver) = channel();
-    let done = Box::new(move |outcome| sender.send(outcome).unwrap());
-    (Job { work, leases: Vec::new(), done }, receiver)
-}
-
-fn outcome(receiver: &Receiver<Outcome>) -> Outcome {
-    receiver.recv_timeout(WAIT).expect("the job never ended")
-}
 
 #[test]
 fn jobs_of_one_stream_over_every_lane_run_in_order() {
