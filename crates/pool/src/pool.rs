@@ -12,8 +12,8 @@ use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
 use crate::slice::Slice;
 use crate::span::Span;
 use crate::{
-    AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex, RegionState,
-    SliceConfig, SliceId,
+    AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex,
+    RegionState, SliceConfig, SliceId,
 };
 
 /// In what time a slice's traffic is forgotten by half, in the pool's time: milliseconds.
@@ -43,7 +43,13 @@ impl Pool {
         if !fits || !shard_bytes.is_multiple_of(GRANULARITY_BYTES) {
             return Err(PoolError::BadShardSize { shard_bytes });
         }
-        Ok(Self { shard_bytes, gpus: Gpus::new(config)?, slices: BTreeMap::new(), tier_regions, next_slice: 0 })
+        Ok(Self {
+            shard_bytes,
+            gpus: Gpus::new(config)?,
+            slices: BTreeMap::new(),
+            tier_regions,
+            next_slice: 0,
+        })
     }
 
     /// Bytes of a shard and of a region.

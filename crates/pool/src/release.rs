@@ -64,8 +64,9 @@ impl ReleasePlan {
         self.range
     }
 
-    /// Ranges to overwrite, in order of address, adjacent ones merged. One may lie on several GPUs:
-    /// [`Pool::extents`](crate::Pool::extents) splits it.
+    /// Ranges to overwrite, in order of address, adjacent ones merged. One may lie on several GPUs and in lower tiers:
+    /// [`Pool::extents`](crate::Pool::extents) splits it. What lies in a tier must not leave it meanwhile: see
+    /// [`Pool::hold`](crate::Pool::hold).
     pub fn scrub(&self) -> &[DeviceRange] {
         &self.scrub
     }
@@ -100,9 +101,6 @@ pub enum Releasable {
     Now,
     /// When bytes that are on their way have arrived.
     AfterMove,
-    /// When a region that lies in a lower tier is back on a GPU, or nothing else is left in it: there is no scrubbing in a
-    /// tier.
-    AfterPromotion,
 }
 
 impl Pool {
@@ -120,17 +118,9 @@ impl Pool {
     /// Whether [`Self::plan_release`] can be called for the bytes of a freed allocation.
     pub fn releasable(&self, freeing: &Freeing) -> Releasable {
         let Some(slice) = self.slices.get(&freeing.slice) else { return Releasable::Now };
-        let mut releasable = Releasable::Now;
-        for index in slice.band.touched(Span::reserved_by(freeing.range)) {
-            let Some(region) = slice.band.region(index) else { continue };
-            if region.state.is_moving() {
-                return Releasable::AfterMove;
-            }
-            if region.state == RegionState::Stored && region.live_bytes > 0 {
-                releasable = Releasable::AfterPromotion;
-            }
-        }
-        releasable
+        let mut touched = slice.band.touched(Span::reserved_by(freeing.range));
+        let moving = |index| slice.band.region(index).is_some_and(|region| region.state.is_moving());
+        if touched.any(moving) { Releasable::AfterMove } else { Releasable::Now }
     }
 
     /// Says what to do before the bytes of a freed allocation may be used again. Regions in which nothing else is left
@@ -149,7 +139,8 @@ impl Pool {
             if last_in_region && slice.take_away(index, &mut plan) {
                 continue;
             }
-            if let RegionState::Backed(_) = region.state {
+            let in_tier = region.state == RegionState::Stored && region.live_bytes > 0;
+            if in_tier || matches!(region.state, RegionState::Backed(_)) {
                 match &mut dirty {
                     Some(dirty) if dirty.end == part.start => dirty.end = part.end,
                     _ => plan.scrub.extend(dirty.replace(part).map(Span::range)),

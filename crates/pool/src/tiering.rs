@@ -1,6 +1,6 @@
 //! Tiering: regions leave the GPUs for a lower tier and come back, at unchanged addresses.
 
-use vram_gpu::GpuId;
+use vram_gpu::{DeviceRange, GpuId};
 
 use crate::room::{Room, When};
 use crate::slice::Slice;
@@ -122,9 +122,8 @@ impl Pool {
         let found = self.slices.get(&slice).ok_or(AllocError::NoSuchSlice { slice })?;
         let is_stored =
             |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
-        let granted = found.pending.is_some_and(|span| {
-            !span.intersection(found.band.region_span(region)).is_empty()
-        });
+        let granted =
+            found.pending.is_some_and(|span| !span.intersection(found.band.region_span(region)).is_empty());
         if granted || !found.band.region(region).is_some_and(is_stored) {
             return Ok(None);
         }
@@ -181,7 +180,12 @@ impl Pool {
     /// The region to evict so that a slice can have one more shard, with whose it is: the coldest of those who borrow, or
     /// of the slice's own, that lies where the slice may have its shard. One that somebody uses just now only if no other
     /// is left. `keep` are regions of the slice that must stay.
-    pub fn victim_for(&self, slice: SliceId, keep: &[RegionIndex], now: PoolTime) -> Option<(SliceId, Victim)> {
+    pub fn victim_for(
+        &self,
+        slice: SliceId,
+        keep: &[RegionIndex],
+        now: PoolTime,
+    ) -> Option<(SliceId, Victim)> {
         let wants = self.slices.get(&slice)?;
         let useful = |gpu| {
             let stays = wants.config.placement.stays_home();
@@ -236,16 +240,15 @@ impl Pool {
         if self.tier_regions == 0 { 0 } else { self.gpus.capacity_total() >> KEPT_FREE_SHIFT }
     }
 
-    /// Keeps a region where it is until it is unpinned, if it is anywhere.
-    pub fn hold(&mut self, slice: SliceId, region: RegionIndex) -> bool {
-        let Some(found) = self.slices.get_mut(&slice) else { return false };
-        match found.band.region_mut(region) {
-            Some(region) if matches!(region.state, RegionState::Backed(_) | RegionState::Stored) => {
-                region.pins = region.pins.saturating_add(1);
-                true
-            }
-            _ => false,
+    /// Keeps a region where it is, if it is anywhere, until its addresses, which are returned, are unpinned.
+    pub fn hold(&mut self, slice: SliceId, region: RegionIndex) -> Option<DeviceRange> {
+        let band = &mut self.slices.get_mut(&slice)?.band;
+        let found = band.region_mut(region)?;
+        if !matches!(found.state, RegionState::Backed(_) | RegionState::Stored) {
+            return None;
         }
+        found.pins = found.pins.saturating_add(1);
+        Some(band.region_span(region).range())
     }
 
     /// How much use a region gets, comparable between slices.
@@ -256,7 +259,8 @@ impl Pool {
     /// Gives up what a lower tier has of a region that is on a GPU; false if it is not, or the tier has nothing true.
     pub fn drop_copy(&mut self, slice: SliceId, region: RegionIndex) -> bool {
         let Some(found) = self.slices.get_mut(&slice) else { return false };
-        let backed = matches!(found.band.region(region).map(|region| region.state), Some(RegionState::Backed(_)));
+        let backed =
+            matches!(found.band.region(region).map(|region| region.state), Some(RegionState::Backed(_)));
         let droppable = backed && found.copy_below(region) == TierCopy::Valid;
         if droppable {
             found.heat.insert(region, Residence::Gpu(TierCopy::Stale));
@@ -319,7 +323,8 @@ impl Pool {
     /// [`Self::finish_shift`].
     pub fn begin_shift(&mut self, slice: SliceId, region: RegionIndex) -> bool {
         let Some(found) = self.slices.get_mut(&slice) else { return false };
-        let stored = |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
+        let stored =
+            |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
         if !found.band.region(region).is_some_and(stored) {
             return false;
         }

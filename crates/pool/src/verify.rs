@@ -200,9 +200,7 @@ fn verify_regions(
             RegionState::Moving { .. }
             | RegionState::Evicting(_)
             | RegionState::Promoting(_)
-            | RegionState::Shifting => {
-                busy.saturating_add(free) == window.len_bytes()
-            }
+            | RegionState::Shifting => busy.saturating_add(free) == window.len_bytes(),
             RegionState::Stored if live > 0 => busy.saturating_add(free) == window.len_bytes(),
             RegionState::Stored | RegionState::Discarding => free == 0 && live == 0,
             RegionState::Returning(_) => free == 0 && live == 0,

@@ -9,10 +9,10 @@ use vram_tier::Remedy;
 use vram_transfer::{Again, ColdSource, Lease, Locate, Located, Part, TransferError, Work};
 
 use crate::Residency;
-use crate::fetch::{Fetch, Verdict};
+use crate::fetch::{Fetch, Needed, Verdict};
+use crate::kept::Kept;
 use crate::moves::read_failure;
 use crate::residency::part_of;
-use crate::tiers::Kept;
 
 /// How often bytes that were brought may be gone again before they are used.
 const FETCHES: u32 = 16;
@@ -103,7 +103,8 @@ impl Access {
 }
 
 fn cut(range: DeviceRange, at: u64) -> Option<(DeviceRange, DeviceRange)> {
-    let later = DeviceRange { start: range.start.checked_add(at)?, len_bytes: range.len_bytes.checked_sub(at)? };
+    let later =
+        DeviceRange { start: range.start.checked_add(at)?, len_bytes: range.len_bytes.checked_sub(at)? };
     Some((DeviceRange { start: range.start, len_bytes: at }, later))
 }
 
@@ -127,8 +128,8 @@ struct Pins {
 enum Found {
     /// Here, pinned: what is written, what is read, and the regions of it that are in a tier.
     Here { to: Vec<Part>, from: Vec<Part>, in_tiers: Vec<RegionIndex> },
-    /// Some of these regions must be brought first.
-    Needed(Vec<RegionIndex>),
+    /// Some of them must be brought first.
+    Needed(Needed),
 }
 
 impl Residency {
@@ -168,34 +169,41 @@ impl Residency {
     fn find(
         self: &Arc<Self>,
         pool: &mut Pool,
-        ranges: [Option<DeviceRange>; 2],
-        readable: bool,
+        [to, from]: [Option<DeviceRange>; 2],
         pins: &mut Pins,
     ) -> Result<Found, PinError> {
         let slice = pins.slice;
-        let mut parts: [Vec<Part>; 2] = Default::default();
-        let (mut in_tiers, mut needed) = (Vec::new(), Vec::new());
-        for ((range, place), pinned) in ranges.iter().zip(&mut parts).zip(&mut pins.ranges) {
-            let Some(range) = range else { continue };
-            let extents = pool.pin(slice, *range)?;
-            *pinned = Some(*range);
+        let [to_pinned, from_pinned] = &mut pins.ranges;
+        let (mut in_tiers, mut needed) = (Vec::new(), Needed::default());
+        let mut find = |range: Option<DeviceRange>, pinned: &mut Option<DeviceRange>, usage| {
+            let Some(range) = range else { return Ok(Vec::new()) };
+            let extents = pool.pin(slice, range)?;
+            *pinned = Some(range);
+            let mut parts = Vec::with_capacity(extents.len());
             for extent in &extents {
-                if extent.place != Place::Tier {
-                    place.extend(part_of(extent));
-                    continue;
-                }
-                in_tiers.push(extent.region);
-                match self.tier_part(pool, slice, extent, readable) {
-                    Some(part) => place.push(part),
-                    None => needed.push(extent.region),
+                let part = if extent.place == Place::Tier {
+                    in_tiers.push(extent.region);
+                    self.tier_part(pool, slice, extent, usage)
+                } else {
+                    part_of(extent)
+                };
+                match part {
+                    Some(part) => {
+                        parts.push(part);
+                        needed.beside.push(extent.region);
+                    }
+                    None => needed.bring.push(extent.region),
                 }
             }
+            Ok(parts)
+        };
+        let to = find(to, to_pinned, AccessKind::Write)?;
+        let from = find(from, from_pinned, AccessKind::Read)?;
+        if needed.bring.is_empty() {
+            Ok(Found::Here { to, from, in_tiers })
+        } else {
+            Ok(Found::Needed(needed))
         }
-        if needed.is_empty() {
-            let [to, from] = parts;
-            return Ok(Found::Here { to, from, in_tiers });
-        }
-        Ok(Found::Needed(needed))
     }
 
     /// The part of an extent that lies in a tier, if it can be used there.
@@ -204,7 +212,7 @@ impl Residency {
         pool: &Pool,
         slice: SliceId,
         extent: &Extent,
-        readable: bool,
+        usage: AccessKind,
     ) -> Option<Part> {
         let kept = self.tiers.get((slice, extent.region))?;
         let start = pool.region_range(slice, extent.region)?.start;
@@ -215,9 +223,9 @@ impl Residency {
             return span.part(offset, len).ok().map(Part::Host);
         }
         let residency = Arc::downgrade(self);
-        readable.then(|| {
+        (usage == AccessKind::Read).then(|| {
             let source = Arc::new(TierSource { residency, slice, region: extent.region, kept });
-            Part::Cold { source, offset_bytes, len_bytes }
+            Part::cold(source, offset_bytes, len_bytes)
         })
     }
 }
@@ -237,10 +245,10 @@ impl Waiting {
     }
 
     /// Asks for regions to be brought, and waits.
-    fn fetch(&mut self, residency: &Residency, regions: Vec<RegionIndex>, again: Again) -> Located {
+    fn fetch(&mut self, residency: &Residency, needed: Needed, again: Again) -> Located {
         self.fetches = self.fetches.saturating_add(1);
         let (slice, verdict) = (self.slice, Arc::clone(&self.verdict));
-        let fetch = Fetch::Needed { slice, regions, verdict, again };
+        let fetch = Fetch::Needed { slice, needed, verdict, again };
         if self.fetches <= FETCHES && residency.fetch_soon(slice, fetch) {
             Located::Moving
         } else {
@@ -275,29 +283,28 @@ impl Locate for Waiting {
             return Located::Gone(error);
         }
         let Some(access) = &self.access else { return Located::Gone(TransferError::Cancelled) };
-        let readable = matches!(access, Access::Read { .. });
         let whole = [access.to(), access.from()];
         // Made before the pool is locked, so that what was pinned is unpinned after it is unlocked.
         let mut pins =
             Pins { residency: Weak::clone(&self.residency), slice: self.slice, ranges: [None, None] };
         let mut pool = residency.pool();
         let piece_bytes = Self::piece_bytes(&pool, self.slice, whole);
-        let [to, from] = whole.map(|range| range.map(|range| DeviceRange { len_bytes: piece_bytes, ..range }));
-        let (to_parts, from_parts, in_tiers) =
-            match residency.find(&mut pool, [to, from], readable, &mut pins) {
-                Ok(Found::Here { to, from, in_tiers }) => (to, from, in_tiers),
-                Ok(Found::Needed(regions)) => {
-                    drop(pool);
-                    drop(pins);
-                    return self.fetch(&residency, regions, again);
-                }
-                Err(PinError::Moving) => {
-                    // Whoever moves the bytes holds the pool's lock when it is done, and looks here afterwards.
-                    residency.waiting_accesses().push(again);
-                    return Located::Moving;
-                }
-                Err(error) => return Located::Gone(gone(error)),
-            };
+        let [to, from] =
+            whole.map(|range| range.map(|range| DeviceRange { len_bytes: piece_bytes, ..range }));
+        let (to_parts, from_parts, in_tiers) = match residency.find(&mut pool, [to, from], &mut pins) {
+            Ok(Found::Here { to, from, in_tiers }) => (to, from, in_tiers),
+            Ok(Found::Needed(needed)) => {
+                drop(pool);
+                drop(pins);
+                return self.fetch(&residency, needed, again);
+            }
+            Err(PinError::Moving) => {
+                // Whoever moves the bytes holds the pool's lock when it is done, and looks here afterwards.
+                residency.waiting_accesses().push(again);
+                return Located::Moving;
+            }
+            Err(error) => return Located::Gone(gone(error)),
+        };
         let now = residency.tiers.now();
         let mut stale = Vec::new();
         for (range, kind) in [(to, AccessKind::Write), (from, AccessKind::Read)] {
@@ -305,8 +312,10 @@ impl Locate for Waiting {
                 stale.extend(pool.touch(self.slice, range, kind, now));
             }
         }
-        let worthwhile: Vec<_> =
-            in_tiers.into_iter().filter(|region| pool.is_worth_promoting(self.slice, *region, &[], now)).collect();
+        let worthwhile: Vec<_> = in_tiers
+            .into_iter()
+            .filter(|region| pool.is_worth_promoting(self.slice, *region, &[], now))
+            .collect();
         drop(pool);
         for region in stale {
             residency.tiers.forget((self.slice, region));

@@ -8,8 +8,8 @@ use vram_gpu::{FreshMemory, GpuId};
 use vram_pool::{AllocError, AllocRequest, Backing, Grant, SliceId};
 use vram_transfer::{Flow, Part, TransferError};
 
+use crate::kept::Kept;
 use crate::moves::MoveError;
-use crate::tiers::Kept;
 use crate::{AllocateError, MemoryLease, Residency};
 
 /// How long an allocation waits for memory its slice has freed and that is being scrubbed.
@@ -81,7 +81,7 @@ impl Residency {
     fn back(&self, grant: &Grant) -> Result<(), BackError> {
         let backings = grant.backings();
         for region in grant.born_stored() {
-            self.tiers.keep((grant.slice(), *region), Kept::Zeros);
+            self.tiers.keep((grant.slice(), *region), Kept::zeros());
         }
         for (done, backing) in backings.iter().enumerate() {
             if let Err(error) = self.back_region(backing) {

@@ -4,11 +4,13 @@ use tracing::{debug, warn};
 use vram_gpu::DeviceRange;
 use vram_guest_memory::{HostSpan, SpanList};
 use vram_pool::{Eviction, RegionIndex, SliceId, TierCopy};
+use vram_tier::Remedy;
 use vram_transfer::{Flow, Part, Work};
 
 use crate::Residency;
+use crate::kept::Kept;
 use crate::moves::MoveError;
-use crate::tiers::{Chain, Kept};
+use crate::tiers::Chain;
 
 impl Residency {
     /// Evicts a region. False if it stays where it is.
@@ -21,7 +23,9 @@ impl Residency {
         let left = outcome.is_ok();
         match outcome {
             Ok(()) => debug!(%slice, %region, gpu = %from.gpu, "a region was evicted"),
-            Err(MoveError::Busy) => debug!(%slice, %region, "a region is in use for too long to be evicted now"),
+            Err(MoveError::Busy) => {
+                debug!(%slice, %region, "a region is in use for too long to be evicted now")
+            }
             Err(MoveError::Tier(error)) => {
                 debug!(%slice, %region, error = %Chain(&error), "no tier takes a region");
             }
@@ -62,9 +66,11 @@ impl Residency {
             let work = Work::Read { from: vec![part.clone()], to: spans(to, range.len_bytes)? };
             Ok(self.engine.run(Flow::Upkeep(slice.0), work, Vec::new())?)
         };
-        match self.tiers.put(0, range.len_bytes, bring) {
-            Err(MoveError::Tier(_)) if self.drop_a_copy() => self.tiers.put(0, range.len_bytes, bring),
-            other => other,
+        loop {
+            match self.tiers.put(0, range.len_bytes, bring) {
+                Err(MoveError::Tier(error)) if error.remedy() == Remedy::NextTier && self.drop_a_copy() => {}
+                other => return other,
+            }
         }
     }
 

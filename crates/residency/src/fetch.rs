@@ -15,14 +15,23 @@ use crate::promote::{Need, Promoted};
 /// Why what a stream waits for did not come, if it did not.
 pub(crate) type Verdict = Arc<Mutex<Option<TransferError>>>;
 
+/// Regions that are needed at the same time.
+#[derive(Default)]
+pub(crate) struct Needed {
+    /// Those that cannot be used where they are.
+    pub(crate) bring: Vec<RegionIndex>,
+    /// Those that can.
+    pub(crate) beside: Vec<RegionIndex>,
+}
+
 /// What is asked of a slice's fetch thread.
 pub(crate) enum Fetch {
     /// A stream waits for regions that it cannot use where they are.
     Needed {
-        /// Which.
+        /// Whose.
         slice: SliceId,
-        /// All of them are needed at once.
-        regions: Vec<RegionIndex>,
+        /// Which.
+        needed: Needed,
         /// Where it is said if they do not come.
         verdict: Verdict,
         /// To be called then.
@@ -42,8 +51,8 @@ pub(crate) fn fetch_all(residency: &Weak<Residency>, fetches: &Receiver<Fetch>) 
     for fetch in fetches {
         let Some(residency) = residency.upgrade() else { return };
         match fetch {
-            Fetch::Needed { slice, regions, verdict, again } => {
-                residency.fetch_needed(slice, &regions, &verdict, again);
+            Fetch::Needed { slice, needed, verdict, again } => {
+                residency.fetch_needed(slice, &needed, &verdict, again);
             }
             Fetch::Worthwhile { slice, region } => {
                 // Others ask again while it is worth it.
@@ -62,29 +71,30 @@ impl Residency {
         }
     }
 
-    fn fetch_needed(&self, slice: SliceId, regions: &[RegionIndex], verdict: &Verdict, again: Again) {
-        // What has come stays until whoever waits for it has it.
+    fn fetch_needed(&self, slice: SliceId, needed: &Needed, verdict: &Verdict, again: Again) {
+        let keep: Vec<_> = needed.beside.iter().chain(&needed.bring).copied().collect();
+        // What is there stays until whoever waits for it has it.
         let mut held: Vec<DeviceRange> = Vec::new();
-        for region in regions {
-            if let Err(error) = self.make_usable(slice, *region, regions) {
+        let beside = needed.beside.iter().filter(|region| !needed.bring.contains(region));
+        held.extend(beside.filter_map(|region| self.pool().hold(slice, *region)));
+        for region in &needed.bring {
+            if let Err(error) = self.make_usable(slice, *region, &keep) {
                 *verdict.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 break;
             }
-            let mut pool = self.pool();
-            if let Some(range) = pool.region_range(slice, *region)
-                && pool.hold(slice, *region)
-            {
-                held.push(range);
-            }
+            held.extend(self.pool().hold(slice, *region));
         }
         again();
-        for range in held {
-            self.unpin(slice, &[range]);
-        }
+        self.unpin(slice, &held);
     }
 
     /// Brings a region to a GPU, or if that is not worth it, to where it can be written to.
-    fn make_usable(&self, slice: SliceId, region: RegionIndex, keep: &[RegionIndex]) -> Result<(), TransferError> {
+    fn make_usable(
+        &self,
+        slice: SliceId,
+        region: RegionIndex,
+        keep: &[RegionIndex],
+    ) -> Result<(), TransferError> {
         match self.promote(slice, region, Need::IfWorth, keep) {
             Promoted::Yes => return Ok(()),
             Promoted::Failed(error) => return Err(error),

@@ -26,6 +26,7 @@ mod allocate;
 mod error;
 mod evict;
 mod fetch;
+mod kept;
 mod lease;
 mod moves;
 mod places;

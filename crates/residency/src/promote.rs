@@ -9,8 +9,9 @@ use vram_transfer::{Flow, Part, TransferError, Work};
 
 use crate::Residency;
 use crate::evict::spans;
+use crate::kept::{Body, Kept};
 use crate::moves::{MoveError, read_failure};
-use crate::tiers::{Chain, Kept};
+use crate::tiers::Chain;
 
 /// How many victims are tried, each of which may turn out to be in use or have no tier to go to.
 const VICTIMS: usize = 8;
@@ -40,7 +41,13 @@ pub(crate) enum Need {
 impl Residency {
     /// Brings a region to a GPU, in the place of a colder one if there is no room. `keep` are regions of the slice that
     /// must stay.
-    pub(crate) fn promote(&self, slice: SliceId, region: RegionIndex, need: Need, keep: &[RegionIndex]) -> Promoted {
+    pub(crate) fn promote(
+        &self,
+        slice: SliceId,
+        region: RegionIndex,
+        need: Need,
+        keep: &[RegionIndex],
+    ) -> Promoted {
         for _ in 0..VICTIMS {
             let mut pool = self.pool();
             let now = self.tiers.now();
@@ -60,7 +67,10 @@ impl Residency {
                 Err(_) => None,
             };
             drop(pool);
-            let Some((payer, victim)) = victim else { return Promoted::NoRoom };
+            let Some((payer, victim)) = victim else {
+                debug!(%slice, %region, "nothing can make room for a region");
+                return Promoted::NoRoom;
+            };
             self.evict(payer, victim.region);
         }
         Promoted::NoRoom
@@ -123,10 +133,16 @@ impl Residency {
         Ok(TierCopy::Valid)
     }
 
-    fn fill_from_tier(&self, slice: SliceId, part: Part, range: DeviceRange, kept: &Kept) -> Result<(), MoveError> {
+    fn fill_from_tier(
+        &self,
+        slice: SliceId,
+        part: Part,
+        range: DeviceRange,
+        kept: &Kept,
+    ) -> Result<(), MoveError> {
         let flow = Flow::Upkeep(slice.0);
         let to = vec![part];
-        if let Some(pattern) = kept.fill() {
+        if let Some(pattern) = kept.pattern() {
             if pattern == Pattern::U8(0) && self.backend.fresh_memory() == FreshMemory::Zeroed {
                 return Ok(());
             }
@@ -165,9 +181,9 @@ impl Residency {
                 return Ok(true);
             }
             let shard_bytes = self.pool().shard_bytes();
-            let fill = |span: &vram_guest_memory::HostSpan| match kept.as_ref() {
-                Kept::Zeros => Ok(()),
-                Kept::Stored { .. } => self.tiers.read(&kept, 0, span),
+            let fill = |span: &vram_guest_memory::HostSpan| match &kept.body {
+                Body::Zeros => Ok(()),
+                Body::Stored { .. } => self.tiers.read(&kept, 0, span),
             };
             let Some(slotted) = self.tiers.take_slot(fill, shard_bytes)? else { return Ok(false) };
             self.tiers.keep((slice, region), slotted);
@@ -184,7 +200,7 @@ impl Residency {
         }
         let sunk = self.wait_quiet(slice, region, |_| true).and_then(|()| {
             let Some(kept) = self.tiers.get((slice, region)) else { return Ok(()) };
-            let Kept::Stored { rung, stored } = kept.as_ref() else { return Ok(()) };
+            let Body::Stored { rung, stored } = &kept.body else { return Ok(()) };
             let bring = |to: &vram_guest_memory::HostSpan| -> Result<(), MoveError> {
                 Ok(self.tiers.read(&kept, 0, to)?)
             };

@@ -6,7 +6,7 @@ use std::sync::Weak;
 use crossbeam_channel::Receiver;
 use tracing::error;
 use vram_gpu::{DeviceAddress, DeviceRange};
-use vram_pool::{Freeing, Releasable, ReleasePlan, SliceId};
+use vram_pool::{Freeing, Place, Pool, RegionIndex, Releasable, ReleasePlan, SliceId};
 use vram_transfer::{Flow, Part, TransferError};
 
 use crate::Residency;
@@ -41,7 +41,7 @@ pub(crate) fn release_all(residency: &Weak<Residency>, upkeep: &Receiver<Upkeep>
     }
 }
 
-/// Freed ranges in regions that are on their way or in a lower tier, by address. They lie side by side, so their number
+/// Freed ranges in regions that are on their way, by address. They lie side by side, so their number
 /// is bounded.
 #[derive(Default)]
 struct Waiting {
@@ -72,15 +72,39 @@ impl Waiting {
 impl Residency {
     /// Takes a freed range back; returns it if it cannot be now.
     fn release_if_possible(&self, freeing: Freeing) -> Option<Freeing> {
-        let plan = {
+        let (plan, held) = {
             let mut pool = self.pool();
             if pool.releasable(&freeing) != Releasable::Now {
                 return Some(freeing);
             }
-            pool.plan_release(freeing)
+            let plan = pool.plan_release(freeing);
+            let held = hold_in_tiers(&mut pool, &plan);
+            (plan, held)
         };
+        let slice = plan.slice();
+        for (region, range) in &held {
+            self.scrub_in_tier(&plan, *region, *range);
+        }
+        let held: Vec<_> = held.into_iter().map(|(_, range)| range).collect();
+        if !held.is_empty() {
+            self.unpin(slice, &held);
+        }
         self.carry_out(plan);
         None
+    }
+
+    /// Overwrites what a plan says in one region that lies in a tier.
+    fn scrub_in_tier(&self, plan: &ReleasePlan, region: RegionIndex, addresses: DeviceRange) {
+        for range in plan.scrub() {
+            let (Some(end), Some(region_end)) = (range.end(), addresses.end()) else { continue };
+            let (start, end) = (range.start.max(addresses.start), end.min(region_end));
+            if let (Some(offset), Some(len)) =
+                (start.0.checked_sub(addresses.start.0), end.0.checked_sub(start.0))
+                && len > 0
+            {
+                self.tiers.scrub((plan.slice(), region), offset, len);
+            }
+        }
     }
 
     /// The addresses of the regions a range touches.
@@ -149,4 +173,17 @@ impl Residency {
         }
         true
     }
+}
+
+/// Keeps the regions a plan scrubs where they are, of those in tiers.
+fn hold_in_tiers(pool: &mut Pool, plan: &ReleasePlan) -> Vec<(RegionIndex, DeviceRange)> {
+    let slice = plan.slice();
+    if !pool.has_stored(slice) {
+        return Vec::new();
+    }
+    let extents = plan.scrub().iter().flat_map(|range| pool.extents(slice, *range));
+    let mut regions: Vec<_> =
+        extents.filter(|extent| extent.place == Place::Tier).map(|extent| extent.region).collect();
+    regions.dedup();
+    regions.into_iter().filter_map(|region| pool.hold(slice, region).map(|range| (region, range))).collect()
 }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
 use vram_gpu::{Backend, DeviceAddress, DeviceRange, GpuError, GpuId, ShardHandle};
-use vram_pool::{Backing, Extent, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, RegionIndex, SliceConfig, SliceId};
+use vram_pool::{
+    Backing, Extent, Freeing, GpuCapacity, Pool, PoolConfig, PoolError, RegionIndex, SliceConfig, SliceId,
+};
 use vram_transfer::{Again, Engine, Part, TransferError};
 
 use crate::fetch::{Fetch, fetch_all};
@@ -112,7 +114,8 @@ impl Residency {
             .map_err(StartError::Thread)?;
         if !residency.tiers.is_empty() {
             let weak = Arc::downgrade(&residency);
-            vram_sandbox::spawn_named("tiers".to_owned(), move || tend_all(&weak)).map_err(StartError::Thread)?;
+            vram_sandbox::spawn_named("tiers".to_owned(), move || tend_all(&weak))
+                .map_err(StartError::Thread)?;
         }
         Ok(residency)
     }

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
-use vram_gpu::Pattern;
 use vram_guest_memory::{HostBuffer, HostSpan};
 use vram_pool::{PoolTime, RegionIndex, SliceId};
 use vram_tier::{HostStore, Meter, Remedy, Store, Stored, TierError, TierKind};
+
+use crate::kept::{Body, Kept, zero};
 
 /// How long a tier that fails is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -44,29 +45,6 @@ pub struct TierReport {
 
 /// A region of a slice.
 pub(crate) type Key = (SliceId, RegionIndex);
-
-/// The bytes of a region in a tier, or what is known of them without one.
-pub(crate) enum Kept {
-    /// All zeros: nobody has written to it yet.
-    Zeros,
-    /// In a tier.
-    Stored {
-        /// Which, counted from the fastest.
-        rung: usize,
-        /// Its handle.
-        stored: Stored,
-    },
-}
-
-impl Kept {
-    /// The pattern the whole region repeats, as a GPU fills it; longer patterns are copied.
-    pub(crate) fn fill(&self) -> Option<Pattern> {
-        match self {
-            Self::Zeros => Some(Pattern::U8(0)),
-            Self::Stored { stored, .. } => stored.uniform().and_then(fill_of),
-        }
-    }
-}
 
 /// A tier and how it is doing.
 struct Rung {
@@ -115,9 +93,13 @@ impl Tiers {
 
     /// Regions all tiers take together.
     pub(crate) fn regions(&self, shard_bytes: u64) -> u32 {
-        let of = |rung: &Rung| match rung.tier.store().meter().limit_bytes {
-            Some(bytes) => bytes.checked_div(shard_bytes).unwrap_or(0),
-            None => u64::from(u32::MAX),
+        let of = |rung: &Rung| {
+            let region_bytes = match rung.tier {
+                Tier::Host(_) => shard_bytes,
+                Tier::Chunked(_) => largest_stored(shard_bytes),
+            };
+            let limit_bytes = rung.tier.store().meter().limit_bytes;
+            limit_bytes.map_or(u64::MAX, |bytes| bytes.checked_div(region_bytes).unwrap_or(0))
         };
         let regions = self.rungs.iter().fold(0u64, |sum, rung| sum.saturating_add(of(rung)));
         // Room for all slices' limits must remain countable.
@@ -138,9 +120,9 @@ impl Tiers {
     }
 
     pub(crate) fn kind(&self, kept: &Kept) -> Option<TierKind> {
-        match kept {
-            Kept::Zeros => self.rungs.first().map(|rung| rung.tier.store().kind()),
-            Kept::Stored { rung, .. } => self.rungs.get(*rung).map(|rung| rung.tier.store().kind()),
+        match &kept.body {
+            Body::Zeros => self.rungs.first().map(|rung| rung.tier.store().kind()),
+            Body::Stored { rung, .. } => self.rungs.get(*rung).map(|rung| rung.tier.store().kind()),
         }
     }
 
@@ -167,13 +149,12 @@ impl Tiers {
     /// All regions whose bytes take a slot of the host tier.
     pub(crate) fn in_slots(&self) -> Vec<Key> {
         let table = self.table();
-        let slotted = |kept: &Kept| matches!(kept, Kept::Stored { rung, stored } if self.slot(*rung, stored).is_some());
-        table.iter().filter(|(_, kept)| slotted(kept)).map(|(key, _)| *key).collect()
+        table.iter().filter(|(_, kept)| self.in_place(kept).is_some()).map(|(key, _)| *key).collect()
     }
 
     /// All regions a tier has something of that takes room.
     pub(crate) fn keys(&self) -> Vec<Key> {
-        self.table().iter().filter(|(_, kept)| kept.fill().is_none()).map(|(key, _)| *key).collect()
+        self.table().iter().filter(|(_, kept)| kept.pattern().is_none()).map(|(key, _)| *key).collect()
     }
 
     /// The host tier, if there is one.
@@ -199,28 +180,44 @@ impl Tiers {
 
     /// The bytes of a region, where they can be read and written in place.
     pub(crate) fn in_place(&self, kept: &Kept) -> Option<HostSpan> {
-        match kept {
-            Kept::Zeros => None,
-            Kept::Stored { rung, stored } => self.slot(*rung, stored),
+        match &kept.body {
+            Body::Zeros => None,
+            Body::Stored { rung, stored } => self.slot(*rung, stored),
+        }
+    }
+
+    /// Overwrites bytes of a region that were freed.
+    pub(crate) fn scrub(&self, key: Key, offset_bytes: u64, len_bytes: u64) {
+        let Some(kept) = self.get(key) else { return };
+        let in_place = self.in_place(&kept).and_then(|span| {
+            span.part(usize::try_from(offset_bytes).ok()?, usize::try_from(len_bytes).ok()?).ok()
+        });
+        match in_place {
+            Some(bytes) => zero(&bytes),
+            None => kept.add_hole(offset_bytes..offset_bytes.saturating_add(len_bytes)),
         }
     }
 
     /// Reads a region's bytes from an offset on. Blocks.
     pub(crate) fn read(&self, kept: &Kept, offset_bytes: u64, to: &HostSpan) -> Result<(), TierError> {
-        match kept {
-            Kept::Zeros => {
-                zero(to);
-                Ok(())
+        match &kept.body {
+            Body::Zeros => zero(to),
+            Body::Stored { rung, stored } => {
+                if let Some(rung) = self.rungs.get(*rung) {
+                    rung.tier.store().get(stored, offset_bytes, to)?;
+                    kept.cut_holes(offset_bytes, to);
+                }
             }
-            Kept::Stored { rung, stored } => match self.rungs.get(*rung) {
-                Some(rung) => rung.tier.store().get(stored, offset_bytes, to),
-                None => Ok(()),
-            },
         }
+        Ok(())
     }
 
     /// A free, zeroed slot of the host tier, made into a region of this many bytes that can be used in place.
-    pub(crate) fn take_slot(&self, fill: impl FnOnce(&HostSpan) -> Result<(), TierError>, len_bytes: u64) -> Result<Option<Kept>, TierError> {
+    pub(crate) fn take_slot(
+        &self,
+        fill: impl FnOnce(&HostSpan) -> Result<(), TierError>,
+        len_bytes: u64,
+    ) -> Result<Option<Kept>, TierError> {
         for (number, rung) in self.rungs.iter().enumerate() {
             let Tier::Host(store) = &rung.tier else { continue };
             if rung.is_paused() {
@@ -229,7 +226,7 @@ impl Tiers {
             let Ok(slot) = store.take() else { continue };
             fill(&slot.span())?;
             let stored = store.keep_as_is(slot, len_bytes)?;
-            return Ok(Some(Kept::Stored { rung: number, stored }));
+            return Ok(Some(Kept::stored(number, stored)));
         }
         Ok(None)
     }
@@ -274,7 +271,7 @@ impl Tiers {
                 }
             };
             match stored {
-                Ok(stored) => return Ok(Kept::Stored { rung: number, stored }),
+                Ok(stored) => return Ok(Kept::stored(number, stored)),
                 Err(error) => {
                     if error.remedy() == Remedy::Later || matches!(error, TierError::NoRoomBelow { .. }) {
                         rung.pause(&error);
@@ -288,23 +285,9 @@ impl Tiers {
     }
 }
 
-/// A pattern a GPU can fill with.
-fn fill_of(pattern: vram_tier::Pattern) -> Option<Pattern> {
-    let bytes = pattern.bytes();
-    let (words, _) = bytes.as_chunks::<4>();
-    let first = words.first()?;
-    words.iter().all(|word| word == first).then(|| Pattern::U32(u32::from_le_bytes(*first)))
-}
-
-fn zero(to: &HostSpan) {
-    const PIECE: usize = 64 << 10;
-    let zeros = vec![0; PIECE.min(to.len_bytes())];
-    for offset in (0..to.len_bytes()).step_by(PIECE) {
-        let len = PIECE.min(to.len_bytes().saturating_sub(offset));
-        if let Ok(part) = to.part(offset, len) {
-            part.write_from(&zeros);
-        }
-    }
+/// Bytes a region takes that cannot be compressed: its own, and for each chunk a seal and what aligns it.
+fn largest_stored(shard_bytes: u64) -> u64 {
+    shard_bytes.saturating_add(shard_bytes >> 6).saturating_add(64 << 10)
 }
 
 /// An error with its causes, on one line.

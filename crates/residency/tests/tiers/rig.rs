@@ -9,31 +9,38 @@ use vram_guest_memory::{HostBuffer, SpanList};
 use vram_pool::{AllocRequest, Placement, SliceConfig, SliceId};
 use vram_residency::{Access, AllocateError, MemoryConfig, MemoryLease, Residency, Tier};
 use vram_tier::testing::Faults;
-use vram_tier::{ChunkedStore, CompressedConfig, DiskConfig, HostConfig, HostStore, RemoteConfig, Store, TierConfig};
+use vram_tier::{
+    ChunkedStore, CompressedConfig, DiskConfig, HostConfig, HostStore, RemoteConfig, Store, TierConfig,
+};
 use vram_transfer::{Flow, Job, Outcome};
 
-pub const MIB: u64 = 1 << 20;
-pub const SHARD: u64 = 2 * MIB;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SHARD: u64 = 2 * MIB;
 
 /// What tiers there are: shards of the host tier, of the compressed one, of the disk, and whether there is a server.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tiers {
-    pub host: u64,
-    pub compressed: u64,
-    pub disk: u64,
-    pub remote: u64,
+pub(crate) struct Tiers {
+    pub(crate) host: u64,
+    pub(crate) compressed: u64,
+    pub(crate) disk: u64,
+    pub(crate) remote: u64,
 }
 
-pub struct Rig {
-    pub sim: Arc<SimBackend>,
-    pub residency: Arc<Residency>,
-    pub faults: Vec<Faults>,
-    pub stores: Vec<Arc<dyn Store>>,
+pub(crate) struct Rig {
+    pub(crate) sim: Arc<SimBackend>,
+    pub(crate) residency: Arc<Residency>,
+    pub(crate) faults: Vec<Faults>,
+    pub(crate) stores: Vec<Arc<dyn Store>>,
     _dir: tempfile::TempDir,
 }
 
 impl Rig {
-    pub fn new(gpus: &str, tiers: Tiers) -> Self {
+    pub(crate) fn new(gpus: &str, tiers: Tiers) -> Self {
+        // Shown if the test fails.
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .with_test_writer()
+            .try_init();
         let sim = Arc::new(SimBackend::new(SimConfig::parse(gpus).unwrap()).unwrap());
         let dir = tempfile::tempdir().unwrap();
         let (mut faults, mut stores, mut opened) = (Vec::new(), Vec::new(), Vec::new());
@@ -59,7 +66,8 @@ impl Rig {
         };
         let chunk_bytes = 256 << 10;
         if tiers.compressed > 0 {
-            let config = CompressedConfig { chunk_bytes, ..CompressedConfig::new(Some(tiers.compressed * SHARD)) };
+            let config =
+                CompressedConfig { chunk_bytes, ..CompressedConfig::new(Some(tiers.compressed * SHARD)) };
             open(TierConfig::Compressed(config), fault());
         }
         if tiers.disk > 0 {
@@ -78,7 +86,7 @@ impl Rig {
         Self { sim, residency, faults, stores, _dir: dir }
     }
 
-    pub fn slice(&self, name: &str, limit: u64, guarantee: u64) -> SliceId {
+    pub(crate) fn slice(&self, name: &str, limit: u64, guarantee: u64) -> SliceId {
         self.residency
             .add_slice(SliceConfig {
                 name: name.to_owned(),
@@ -90,25 +98,29 @@ impl Rig {
             .unwrap()
     }
 
-    pub fn alloc(&self, slice: SliceId, length_bytes: u64) -> Result<MemoryLease, AllocateError> {
+    pub(crate) fn alloc(&self, slice: SliceId, length_bytes: u64) -> Result<MemoryLease, AllocateError> {
         self.residency.allocate(slice, AllocRequest { length_bytes, alignment_bytes: 256 })
     }
 
-    pub fn run(&self, slice: SliceId, access: Access) -> Outcome {
+    pub(crate) fn run(&self, slice: SliceId, access: Access) -> Outcome {
         let (sender, receiver) = channel();
         let done = Box::new(move |outcome: Outcome| sender.send(outcome).unwrap());
         let work = self.residency.access(slice, access);
-        self.residency.engine().stream(Flow::Requests(slice.0)).submit(Job { work, leases: Vec::new(), done });
+        self.residency.engine().stream(Flow::Requests(slice.0)).submit(Job {
+            work,
+            leases: Vec::new(),
+            done,
+        });
         receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("an access that never ends")
     }
 
-    pub fn write(&self, slice: SliceId, to: DeviceRange, bytes: &[u8]) -> Outcome {
+    pub(crate) fn write(&self, slice: SliceId, to: DeviceRange, bytes: &[u8]) -> Outcome {
         let from = spans(bytes.len());
         from.write_from(bytes);
         self.run(slice, Access::Write { to, from })
     }
 
-    pub fn read(&self, slice: SliceId, from: DeviceRange) -> (Outcome, Vec<u8>) {
+    pub(crate) fn read(&self, slice: SliceId, from: DeviceRange) -> (Outcome, Vec<u8>) {
         let to = spans(from.len_bytes as usize);
         let outcome = self.run(slice, Access::Read { from, to: to.clone() });
         let mut bytes = vec![0x5a; from.len_bytes as usize];
@@ -116,11 +128,11 @@ impl Rig {
         (outcome, bytes)
     }
 
-    pub fn copy(&self, slice: SliceId, to: DeviceRange, from: DeviceRange) -> Outcome {
+    pub(crate) fn copy(&self, slice: SliceId, to: DeviceRange, from: DeviceRange) -> Outcome {
         self.run(slice, Access::Copy { to, from })
     }
 
-    pub fn fill(&self, slice: SliceId, to: DeviceRange, byte: u8) -> Outcome {
+    pub(crate) fn fill(&self, slice: SliceId, to: DeviceRange, byte: u8) -> Outcome {
         self.run(slice, Access::Fill { to, pattern: Pattern::U8(byte) })
     }
 }

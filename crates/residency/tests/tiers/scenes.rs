@@ -70,7 +70,8 @@ fn slice_inside_its_guarantee_is_never_evicted() {
     let many = rig.alloc(borrower, 16 * SHARD).unwrap();
     for round in 0..20u8 {
         rig.fill(borrower, many.range(), round).result.unwrap();
-        let places: Vec<_> = rig.residency.pool().extents(inside, kept.range()).map(|extent| extent.place).collect();
+        let places: Vec<_> =
+            rig.residency.pool().extents(inside, kept.range()).map(|extent| extent.place).collect();
         assert!(places.iter().all(|place| matches!(place, Place::Gpu(_))), "{places:?}");
     }
 }
@@ -82,7 +83,8 @@ fn guarantee_is_there_though_others_borrowed_all() {
     let many = rig.alloc(borrower, 16 * SHARD).unwrap();
     rig.fill(borrower, many.range(), 9).result.unwrap();
     let mine = rig.alloc(late, 4 * SHARD).unwrap();
-    let places: Vec<_> = rig.residency.pool().extents(late, mine.range()).map(|extent| extent.place).collect();
+    let places: Vec<_> =
+        rig.residency.pool().extents(late, mine.range()).map(|extent| extent.place).collect();
     assert!(places.iter().all(|place| matches!(place, Place::Gpu(_))), "{places:?}");
 }
 
