@@ -186,8 +186,10 @@ impl Pool {
     fn refusal(&self, slice: &Slice, wanted: Wanted, window: Option<Window>, room: &Room) -> AllocError {
         let requested_bytes = wanted.length_bytes;
         let over_limit = self.over_limit(slice, wanted);
-        let out_of_memory =
-            AllocError::OutOfMemory { requested_bytes, free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left())) };
+        let out_of_memory = AllocError::OutOfMemory {
+            requested_bytes,
+            free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left())),
+        };
         // What is live stays where it is: beside it, the limit has to take the allocation. (Live bytes on a lost GPU
         // take nothing of the limit.)
         let limit_bytes = self.in_bytes(slice.limit_shards);
@@ -196,7 +198,8 @@ impl Pool {
             return over_limit;
         }
         // On a GPU that is drained it may still go where memory is already.
-        if wanted.reserved_bytes > self.in_bytes(self.gpus.present_total().saturating_add(self.tier_regions)) {
+        if wanted.reserved_bytes > self.in_bytes(self.gpus.present_total().saturating_add(self.tier_regions))
+        {
             return out_of_memory;
         }
         if slice.is_releasing() {

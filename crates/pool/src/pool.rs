@@ -12,16 +12,12 @@ use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
 use crate::slice::Slice;
 use crate::span::Span;
 use crate::{
-    AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex, RegionState,
-    SliceConfig, SliceId,
+    AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex,
+    RegionState, SliceConfig, SliceId,
 };
 
 /// In what time a slice's traffic is forgotten by half, in the pool's time: milliseconds.
 const TRAFFIC_WINDOW_MS: u64 = 1000;
-
-fn heat_config(shard_bytes: u64) -> HeatConfig {
-    HeatConfig::new(shard_bytes, TRAFFIC_WINDOW_MS)
-}
 
 /// The memory of all GPUs, and who holds it. Plain data: whoever shares it between threads puts a lock around it, and
 /// holds the lock for one call, never while a decision is carried out.
@@ -43,7 +39,13 @@ impl Pool {
         if !fits || !shard_bytes.is_multiple_of(GRANULARITY_BYTES) {
             return Err(PoolError::BadShardSize { shard_bytes });
         }
-        Ok(Self { shard_bytes, gpus: Gpus::new(config)?, slices: BTreeMap::new(), tier_regions, next_slice: 0 })
+        Ok(Self {
+            shard_bytes,
+            gpus: Gpus::new(config)?,
+            slices: BTreeMap::new(),
+            tier_regions,
+            next_slice: 0,
+        })
     }
 
     /// Bytes of a shard and of a region.
@@ -100,7 +102,12 @@ impl Pool {
             quarantined_bytes: 0,
             held: ShardCounts::default(),
             stored: 0,
-            heat: Heat::new(heat_config(self.shard_bytes), if self.tier_regions > 0 { regions } else { 0 }),
+            promoting: 0,
+            evicting: ShardCounts::default(),
+            heat: Heat::new(
+                HeatConfig::new(self.shard_bytes, TRAFFIC_WINDOW_MS),
+                if self.tier_regions > 0 { regions } else { 0 },
+            ),
             incoming: ShardCounts::default(),
             returning: ShardCounts::default(),
         };
@@ -194,10 +201,10 @@ impl Pool {
     }
 
     /// A GPU is gone, and with it all bytes on it. Its regions are lost, but for those a lower tier has a true copy of,
-    /// which are stored now; its capacity is none. Allocations with bytes
-    /// there stay live until freed and say so in their extents; no new one is put into a lost region until all that was
-    /// in it is freed and forgotten. Plans and grants under way are finished as usual. Returns the regions lost, by
-    /// slice; nothing if the GPU is unknown or was lost before.
+    /// which are stored now; its capacity is none. Allocations with bytes there stay live until freed and say so in their
+    /// extents; no new one is put into a lost region until all that was in it is freed and forgotten. Plans and grants
+    /// under way are finished as usual. Returns the regions lost, by slice; nothing if the GPU is unknown or was lost
+    /// before.
     pub fn mark_lost(&mut self, gpu: GpuId) -> Vec<LostRegions> {
         self.gpus.mark_lost(gpu);
         let mut lost = Vec::new();

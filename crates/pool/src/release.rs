@@ -82,7 +82,8 @@ impl ReleasePlan {
         &self.forget
     }
 
-    /// Regions of which a lower tier has bytes that nobody needs any more.
+    /// Regions of which a lower tier has bytes that nobody needs any more: nothing is left in them, or what is scrubbed
+    /// on the GPU is not what the tier has.
     pub fn discard(&self) -> &[RegionIndex] {
         &self.discard
     }
@@ -150,6 +151,7 @@ impl Pool {
                 continue;
             }
             if let RegionState::Backed(_) = region.state {
+                slice.outdate(index, &mut plan);
                 match &mut dirty {
                     Some(dirty) if dirty.end == part.start => dirty.end = part.end,
                     _ => plan.scrub.extend(dirty.replace(part).map(Span::range)),
@@ -172,7 +174,10 @@ impl Pool {
             slice.unback(&mut self.gpus, backing.region);
         }
         for region in discard {
-            slice.unback(&mut self.gpus, region);
+            // Of others only a copy went.
+            if slice.band.region(region).is_some_and(|region| region.state == RegionState::Discarding) {
+                slice.unback(&mut self.gpus, region);
+            }
         }
         let range = range?;
         if !slice.map.is_quarantined(Span::of(range)) {

@@ -9,7 +9,8 @@ use vram_gpu::{DeviceRange, GpuId};
 use crate::room::{Room, When};
 use crate::slice::Slice;
 use crate::{
-    AccessKind, Backing, DrainError, Extent, Place, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, SliceId,
+    AccessKind, Backing, DrainError, Extent, Place, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan,
+    SliceId,
 };
 
 /// A region that is to move. End it with [`Pool::finish_relocation`] or [`Pool::abort_relocation`]; until then nobody

@@ -176,7 +176,8 @@ impl Model {
         let gpus: Vec<_> = (0u16..3)
             .map(|gpu| GpuCapacity { id: GpuId(gpu), shards: world.gpu_shards[usize::from(gpu)] })
             .collect();
-        let config = PoolConfig { shard_bytes: world.shard_bytes, gpus, topology: topology.clone(), tier_regions: 0 };
+        let config =
+            PoolConfig { shard_bytes: world.shard_bytes, gpus, topology: topology.clone(), tier_regions: 0 };
         let mut pool = Pool::new(config).unwrap();
         let mut slices = Vec::new();
         let mut start = 1 << 32;
