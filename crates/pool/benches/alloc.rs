@@ -120,7 +120,8 @@ impl OurPool {
         let gpus = (0..8).map(|gpu| GpuCapacity { id: GpuId(gpu), shards: 2200 }).collect();
         let topology = Topology::uniform(8, Link::NvLink(18));
         let shard_bytes = PoolConfig::DEFAULT_SHARD_BYTES;
-        let mut pool = Pool::new(PoolConfig { shard_bytes, gpus, topology }).expect("a valid configuration");
+        let mut pool = Pool::new(PoolConfig { shard_bytes, gpus, topology, tier_regions: 0 })
+            .expect("a valid configuration");
         let limit_bytes = 8 * 2200 * shard_bytes;
         let band = DeviceRange {
             start: DeviceAddress(1 << 40),

@@ -21,10 +21,11 @@
 //! Rules that always hold ([`Pool::verify`] checks them):
 //!
 //! - Every byte of a band is free, granted, live or quarantined, and never two of these.
-//! - Live bytes lie in regions that are backed, or whose GPU was lost while they were there. A backed region holds at
+//! - Live bytes lie in regions that are backed or in a lower tier, or were lost there. A backed region holds at
 //!   least one byte that is not free: a region that becomes empty is taken away at once.
-//! - A slice has at most its limit in regions, wherever their bytes are. Above its guarantee it is given a shard only while the shards left
-//!   still cover what is missing to the guarantees of all others.
+//! - A slice has at most its limit in regions, wherever their bytes are. Above its guarantee it is given a shard only
+//!   while the shards left still cover what is missing to the guarantees of all others.
+//! - Nothing is evicted from a slice inside its guarantee for the sake of another.
 //! - The sum of guarantees does not exceed the shards the GPUs were configured with.
 //! - A call that fails has changed nothing.
 //!

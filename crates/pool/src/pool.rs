@@ -19,10 +19,6 @@ use crate::{
 /// In what time a slice's traffic is forgotten by half, in the pool's time: milliseconds.
 const TRAFFIC_WINDOW_MS: u64 = 1000;
 
-fn heat_config(shard_bytes: u64) -> HeatConfig {
-    HeatConfig::new(shard_bytes, TRAFFIC_WINDOW_MS)
-}
-
 /// The memory of all GPUs, and who holds it. Plain data: whoever shares it between threads puts a lock around it, and
 /// holds the lock for one call, never while a decision is carried out.
 #[derive(Debug)]
@@ -106,7 +102,12 @@ impl Pool {
             quarantined_bytes: 0,
             held: ShardCounts::default(),
             stored: 0,
-            heat: Heat::new(heat_config(self.shard_bytes), if self.tier_regions > 0 { regions } else { 0 }),
+            promoting: 0,
+            evicting: ShardCounts::default(),
+            heat: Heat::new(
+                HeatConfig::new(self.shard_bytes, TRAFFIC_WINDOW_MS),
+                if self.tier_regions > 0 { regions } else { 0 },
+            ),
             incoming: ShardCounts::default(),
             returning: ShardCounts::default(),
         };
@@ -200,10 +201,10 @@ impl Pool {
     }
 
     /// A GPU is gone, and with it all bytes on it. Its regions are lost, but for those a lower tier has a true copy of,
-    /// which are stored now; its capacity is none. Allocations with bytes
-    /// there stay live until freed and say so in their extents; no new one is put into a lost region until all that was
-    /// in it is freed and forgotten. Plans and grants under way are finished as usual. Returns the regions lost, by
-    /// slice; nothing if the GPU is unknown or was lost before.
+    /// which are stored now; its capacity is none. Allocations with bytes there stay live until freed and say so in their
+    /// extents; no new one is put into a lost region until all that was in it is freed and forgotten. Plans and grants
+    /// under way are finished as usual. Returns the regions lost, by slice; nothing if the GPU is unknown or was lost
+    /// before.
     pub fn mark_lost(&mut self, gpu: GpuId) -> Vec<LostRegions> {
         self.gpus.mark_lost(gpu);
         let mut lost = Vec::new();

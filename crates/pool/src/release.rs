@@ -83,7 +83,8 @@ impl ReleasePlan {
         &self.forget
     }
 
-    /// Regions of which a lower tier has bytes that nobody needs any more.
+    /// Regions of which a lower tier has bytes that nobody needs any more: nothing is left in them, or what is scrubbed
+    /// on the GPU is not what the tier has.
     pub fn discard(&self) -> &[RegionIndex] {
         &self.discard
     }
@@ -141,6 +142,7 @@ impl Pool {
             }
             let in_tier = region.state == RegionState::Stored && region.live_bytes > 0;
             if in_tier || matches!(region.state, RegionState::Backed(_)) {
+                slice.outdate(index, &mut plan);
                 match &mut dirty {
                     Some(dirty) if dirty.end == part.start => dirty.end = part.end,
                     _ => plan.scrub.extend(dirty.replace(part).map(Span::range)),
@@ -163,7 +165,10 @@ impl Pool {
             slice.unback(&mut self.gpus, backing.region);
         }
         for region in discard {
-            slice.unback(&mut self.gpus, region);
+            // Of others only a copy went.
+            if slice.band.region(region).is_some_and(|region| region.state == RegionState::Discarding) {
+                slice.unback(&mut self.gpus, region);
+            }
         }
         let range = range?;
         if !slice.map.is_quarantined(Span::of(range)) {

@@ -29,6 +29,8 @@ pub(crate) enum When {
     Now,
     /// Once all shards that are on their way back have arrived.
     AfterReturns,
+    /// Once those have arrived, too, whose bytes are on their way to a lower tier.
+    AfterEvictions,
 }
 
 impl Room {
@@ -39,13 +41,13 @@ impl Room {
         slice: &Slice,
         when: When,
     ) -> Self {
-        let mut returning = ShardCounts::default();
+        let mut leaving = ShardCounts::default();
         let mut missing_local = ShardCounts::default();
         let mut missing = 0u32;
         for other in slices {
-            if when == When::AfterReturns {
+            if when != When::Now {
                 for gpu in gpus.iter() {
-                    returning.add(gpu.id, other.returning.of(gpu.id));
+                    leaving.add(gpu.id, other.leaving_shards(gpu.id, when));
                 }
             }
             if other.id == slice.id {
@@ -64,7 +66,7 @@ impl Room {
             if gpu.draining {
                 continue;
             }
-            let free = free_shards(gpu).saturating_add(returning.of(gpu.id));
+            let free = free_shards(gpu).saturating_add(leaving.of(gpu.id));
             let kept = missing_local.of(gpu.id).min(free);
             missing = missing.saturating_add(kept);
             free_total = free_total.saturating_add(free);

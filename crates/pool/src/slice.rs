@@ -34,6 +34,10 @@ pub(crate) struct Slice {
     pub(crate) incoming: ShardCounts,
     /// Regions whose bytes are in a lower tier only.
     pub(crate) stored: u32,
+    /// Regions on their way back from a lower tier.
+    pub(crate) promoting: u32,
+    /// Shards of the held whose bytes are on their way to a lower tier.
+    pub(crate) evicting: ShardCounts,
     /// How much use each region gets; of no region if there are no tiers.
     pub(crate) heat: Heat,
     /// Shards of the held that go back unless something new is put in: returning, or backed and nothing live in them.
@@ -50,10 +54,17 @@ pub(crate) enum Vacated {
 impl Slice {
     /// Shards missing to the guarantee, on the GPUs that are not drained.
     pub(crate) fn missing_shards(&self, gpus: &Gpus, when: When) -> u32 {
-        let held = |gpu: &GpuUsage| match when {
-            When::Now => self.held.of(gpu.id),
-            When::AfterReturns => self.held.of(gpu.id).saturating_sub(self.returning.of(gpu.id)),
-        };
+        self.guarantee_shards.saturating_sub(self.staying_shards(gpus, when))
+    }
+
+    /// Whether it has more than it is promised on the GPUs that are not drained, when all that is leaving has left.
+    pub(crate) fn borrows(&self, gpus: &Gpus) -> bool {
+        self.staying_shards(gpus, When::AfterEvictions) > self.guarantee_shards
+    }
+
+    /// Shards on the GPUs that are not drained.
+    fn staying_shards(&self, gpus: &Gpus, when: When) -> u32 {
+        let held = |gpu: &GpuUsage| self.held.of(gpu.id).saturating_sub(self.leaving_shards(gpu.id, when));
         let (mut staying, mut leaving) = (0u32, 0u32);
         for gpu in gpus.iter() {
             let sum = if gpu.draining { &mut leaving } else { &mut staying };
@@ -61,7 +72,16 @@ impl Slice {
         }
         // What is on its way has its shard on another GPU already.
         let arriving = self.incoming.total().min(leaving);
-        self.guarantee_shards.saturating_sub(staying.saturating_add(arriving))
+        staying.saturating_add(arriving)
+    }
+
+    /// Shards held now and no longer then.
+    pub(crate) fn leaving_shards(&self, gpu: GpuId, when: When) -> u32 {
+        match when {
+            When::Now => 0,
+            When::AfterReturns => self.returning.of(gpu),
+            When::AfterEvictions => self.returning.of(gpu).saturating_add(self.evicting.of(gpu)),
+        }
     }
 
     /// Whether bytes or shards of this slice are on their way back.
@@ -69,9 +89,10 @@ impl Slice {
         self.quarantined_bytes > 0 || self.returning.total() > 0
     }
 
-    /// Whether it has more on GPUs than it is promised.
-    pub(crate) fn borrows(&self) -> bool {
-        self.held.total() > self.guarantee_shards
+    /// Whether it has more on GPUs than its limit, when all that is leaving has left.
+    pub(crate) fn exceeds_limit(&self) -> bool {
+        let leaving = self.returning.total().saturating_add(self.evicting.total());
+        self.held.total().saturating_sub(leaving) > self.limit_shards
     }
 
     /// Regions that count towards the limit, wherever their bytes are.
@@ -185,6 +206,7 @@ impl Slice {
                 self.band.set_state(region, RegionState::Returning(gpu));
                 self.map.close_free(self.band.region_span(region));
                 plan.unback.push(self.band.backing(region, gpu));
+                self.outdate(region, plan);
                 true
             }
             Some(RegionState::Lost(gpu)) => {
@@ -199,6 +221,14 @@ impl Slice {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// What a lower tier has of a region on a GPU is no longer true, and to be discarded.
+    pub(crate) fn outdate(&mut self, region: RegionIndex, plan: &mut ReleasePlan) {
+        if self.copy_below(region) == TierCopy::Valid {
+            self.heat.insert(region, Residence::Gpu(TierCopy::Stale));
+            plan.discard.push(region);
         }
     }
 
@@ -305,7 +335,7 @@ impl Slice {
             let Some(region) = self.band.region(index).copied() else { continue };
             let part = span.intersection(self.band.region_span(index));
             let taken = self.release_if_empty(index, &mut plan);
-            let retired = region.state.is_stored() && region.live_bytes == 0;
+            let retired = region.state == RegionState::Stored && region.live_bytes == 0;
             if region.state.has_free_bytes() && !taken && !retired {
                 self.map.free(part);
             } else {
@@ -332,6 +362,9 @@ impl Slice {
         };
         let kept: Vec<_> = self.band.regions().filter(below).map(|(index, _)| index).collect();
         for index in kept {
+            if self.band.region(index).is_some_and(|region| region.state == RegionState::Promoting(lost)) {
+                self.promoting = self.promoting.saturating_sub(1);
+            }
             self.set_stored(index);
         }
         let of_lost = |region: &Region| region.state.holder() == Some(lost);
@@ -340,6 +373,7 @@ impl Slice {
         self.held.set(lost, 0);
         self.incoming.set(lost, 0);
         self.returning.set(lost, 0);
+        self.evicting.set(lost, 0);
         regions
             .into_iter()
             .map(|index| {

@@ -2,6 +2,7 @@
 
 use vram_gpu::{DeviceRange, GpuId};
 
+use crate::band::Region;
 use crate::room::{Room, When};
 use crate::slice::Slice;
 use crate::{
@@ -11,6 +12,8 @@ use crate::{
 
 /// Of all shards one in so many, as a power of two, is kept free.
 const KEPT_FREE_SHIFT: u32 = 6;
+/// Regions of the lower tiers in which none is born, so that evicted and promoted ones can change places.
+const KEPT_FOR_EXCHANGES: u32 = 2;
 
 /// A region whose bytes are to leave its GPU. End it with [`Pool::finish_eviction`] or [`Pool::abort_eviction`]; until
 /// then nobody can use the region.
@@ -75,6 +78,7 @@ impl Pool {
         let found = self.slices.get_mut(&slice)?;
         let gpu = found.band.region(region)?.state.holder()?;
         found.band.set_state(region, RegionState::Evicting(gpu));
+        found.evicting.add(gpu, 1);
         Some(Eviction { slice, from: found.band.backing(region, gpu), copy: found.copy_below(region) })
     }
 
@@ -101,6 +105,9 @@ impl Pool {
         let can_leave = self.can_leave(eviction);
         let Eviction { slice, from, .. } = eviction;
         let found = self.slices.get_mut(slice)?;
+        if can_leave {
+            found.evicting.subtract(from.gpu, 1);
+        }
         if can_leave && has_left {
             found.held.subtract(from.gpu, 1);
             self.gpus.give_back_shard(from.gpu);
@@ -112,19 +119,15 @@ impl Pool {
         self.release_if_empty(*slice, from.region)
     }
 
-    /// Begins to bring a region back to a GPU, chosen as for a new one; `None` if it is not in a lower tier, or nothing
-    /// live is left in it. An error if no GPU has room that the slice may take.
+    /// Begins to bring a region back to a GPU, chosen as for a new one; `None` if it is not in a lower tier, nothing
+    /// live is left in it, or a pending grant reaches into it. An error if no GPU has room that the slice may take.
     pub fn plan_promotion(
         &mut self,
         slice: SliceId,
         region: RegionIndex,
     ) -> Result<Option<Promotion>, AllocError> {
         let found = self.slices.get(&slice).ok_or(AllocError::NoSuchSlice { slice })?;
-        let is_stored =
-            |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
-        let granted =
-            found.pending.is_some_and(|span| !span.intersection(found.band.region_span(region)).is_empty());
-        if granted || !found.band.region(region).is_some_and(is_stored) {
+        if !found.can_leave_tier(region) {
             return Ok(None);
         }
         let mut room = Room::of(&self.gpus, self.slices.values(), found, When::Now);
@@ -134,6 +137,7 @@ impl Pool {
         let Some(found) = self.slices.get_mut(&slice) else { return Ok(None) };
         found.band.set_state(region, RegionState::Promoting(gpu));
         found.stored = found.stored.saturating_sub(1);
+        found.promoting = found.promoting.saturating_add(1);
         found.held.add(gpu, 1);
         self.gpus.take_shard(gpu);
         Ok(Some(Promotion { slice, to: found.band.backing(region, gpu) }))
@@ -166,6 +170,7 @@ impl Pool {
         let found = self.slices.get_mut(slice)?;
         let state = found.band.region(to.region).map(|region| region.state);
         if state == Some(RegionState::Promoting(to.gpu)) {
+            found.promoting = found.promoting.saturating_sub(1);
             if let Some(copy) = has_come {
                 found.set_backed(to.region, to.gpu, copy);
             } else {
@@ -191,7 +196,7 @@ impl Pool {
             let stays = wants.config.placement.stays_home();
             (!stays || gpu == wants.home) && self.gpus.get(gpu).is_some_and(|usage| !usage.draining)
         };
-        let payers = || self.slices.values().filter(|payer| payer.id == slice || payer.borrows());
+        let payers = || self.slices.values().filter(|payer| payer.id == slice || payer.borrows(&self.gpus));
         let coldest = |in_use: bool| {
             let victims = payers().filter_map(|payer| {
                 let kept = |region| payer.id == slice && keep.contains(&region);
@@ -236,7 +241,7 @@ impl Pool {
     }
 
     /// Shards kept free for whoever borrows next, as far as tiers take what is on them.
-    fn kept_free(&self) -> u32 {
+    pub fn kept_free(&self) -> u32 {
         if self.tier_regions == 0 { 0 } else { self.gpus.capacity_total() >> KEPT_FREE_SHIFT }
     }
 
@@ -276,7 +281,7 @@ impl Pool {
 
     /// A region of a slice that has more on GPUs than its limit, since that was lowered: its coldest.
     pub fn next_over_limit(&self, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
-        self.slices.values().filter(|slice| slice.held.total() > slice.limit_shards).find_map(|slice| {
+        self.slices.values().filter(|slice| slice.exceeds_limit()).find_map(|slice| {
             let victim = slice.heat.victim(now, |region| slice.can_be_evicted(region, false, |_| true))?;
             Some((slice.id, victim.region))
         })
@@ -290,42 +295,45 @@ impl Pool {
             if self.room_for(slice.id) > 0 {
                 return None;
             }
-            if slice.borrows() && slice.can_be_evicted(region, true, |_| true) {
+            if slice.borrows(&self.gpus) && slice.can_be_evicted(region, true, |_| true) {
                 return Some((slice.id, region));
             }
             self.victim_for(slice.id, &[region], now).map(|(payer, victim)| (payer, victim.region))
         })
     }
 
-    /// The coldest region of those who borrow, if fewer shards are left that anybody may borrow than are to be kept free.
-    pub fn next_ahead_of_demand(&self, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
-        let mut free = 0u32;
+    /// The coldest region of those who borrow, if fewer shards than `low` are left that anybody may borrow, or will be
+    /// when all that is leaving has left.
+    pub fn next_ahead_of_demand(&self, low: u32, now: PoolTime) -> Option<(SliceId, RegionIndex)> {
+        let when = When::AfterEvictions;
+        let (mut free, mut missing) = (0u32, 0u32);
         for gpu in self.gpus.iter().filter(|gpu| !gpu.draining) {
             free = free.saturating_add(gpu.capacity_shards.saturating_sub(gpu.used_shards));
+            for slice in self.slices.values() {
+                free = free.saturating_add(slice.leaving_shards(gpu.id, when));
+            }
         }
-        let missing = self
-            .slices
-            .values()
-            .fold(0u32, |sum, slice| sum.saturating_add(slice.missing_shards(&self.gpus, When::Now)));
-        if free.saturating_sub(missing) >= self.kept_free() {
+        for slice in self.slices.values() {
+            missing = missing.saturating_add(slice.missing_shards(&self.gpus, when));
+        }
+        if free.saturating_sub(missing) >= low {
             return None;
         }
         let useful = |gpu| self.gpus.get(gpu).is_some_and(|usage| !usage.draining);
-        let victims = self.slices.values().filter(|slice| slice.borrows()).filter_map(|slice| {
+        let victims = self.slices.values().filter(|slice| slice.borrows(&self.gpus)).filter_map(|slice| {
             let victim = slice.heat.victim(now, |region| slice.can_be_evicted(region, false, useful))?;
             Some((slice.id, victim))
         });
         victims.min_by_key(|(_, victim)| victim.demand).map(|(slice, victim)| (slice, victim.region))
     }
 
-    /// Begins to move a region's bytes from one lower tier to another; false if it is not there. From now on it cannot be
+    /// Begins to move a region's bytes from one lower tier to another; false if it is not there, nothing live is left in
+    /// it, or a pending grant reaches into it. From now on it cannot be
     /// pinned, and its bytes may be copied once [`Pool::is_quiet`] says that nobody uses them. End it with
     /// [`Self::finish_shift`].
     pub fn begin_shift(&mut self, slice: SliceId, region: RegionIndex) -> bool {
         let Some(found) = self.slices.get_mut(&slice) else { return false };
-        let stored =
-            |region: &crate::band::Region| region.state == RegionState::Stored && region.live_bytes > 0;
-        if !found.band.region(region).is_some_and(stored) {
+        if !found.can_leave_tier(region) {
             return false;
         }
         found.band.set_state(region, RegionState::Shifting);
@@ -349,6 +357,7 @@ impl Pool {
         let found = self.slices.get_mut(&slice)?;
         match found.band.region(region)?.state {
             RegionState::Promoting(gpu) => {
+                found.promoting = found.promoting.saturating_sub(1);
                 found.held.subtract(gpu, 1);
                 self.gpus.give_back_shard(gpu);
                 found.stored = found.stored.saturating_add(1);
@@ -362,10 +371,11 @@ impl Pool {
         self.release_if_empty(slice, region)
     }
 
-    /// Regions that can still be born in the lower tiers. Two are left for bytes that change places.
+    /// Regions that can still be born in the lower tiers, beside what is there and on its way there and back. Two are left
+    /// for bytes that change places.
     pub(crate) fn births_left(&self) -> u32 {
-        let stored = self.slices.values().fold(0u32, |sum, slice| sum.saturating_add(slice.stored));
-        self.tier_regions.saturating_sub(2).saturating_sub(stored)
+        let births = self.tier_regions.saturating_sub(KEPT_FOR_EXCHANGES);
+        self.slices.values().fold(births, |births, slice| births.saturating_sub(slice.in_tiers()))
     }
 
     /// Takes away a region that became empty while its bytes were on their way.
@@ -377,6 +387,20 @@ impl Pool {
 }
 
 impl Slice {
+    /// Regions that take room of the lower tiers; copies of what is on a GPU do not count.
+    fn in_tiers(&self) -> u32 {
+        self.stored.saturating_add(self.promoting).saturating_add(self.evicting.total())
+    }
+
+    /// Whether a region's bytes could be moved from the lower tier they are in: some are live, and no grant that may come
+    /// to nothing reaches into it.
+    fn can_leave_tier(&self, region: RegionIndex) -> bool {
+        let window = self.band.region_span(region);
+        let granted = self.pending.is_some_and(|span| !span.intersection(window).is_empty());
+        let in_use = |region: &Region| region.state == RegionState::Stored && region.live_bytes > 0;
+        !granted && self.band.region(region).is_some_and(in_use)
+    }
+
     /// Whether a region could be evicted from a GPU a condition admits; of those in use, only if asked for.
     fn can_be_evicted(&self, region: RegionIndex, in_use: bool, admits: impl Fn(GpuId) -> bool) -> bool {
         self.band.region(region).is_some_and(|found| match found.state {

@@ -123,12 +123,24 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
     };
     let (mut held, mut returning) = (ShardCounts::default(), ShardCounts::default());
     verify_regions(slice, &booked, &mut held, &mut returning)?;
-    let stored = slice.band.regions().filter(|(_, region)| region.state.is_stored()).count();
-    let stored = u32::try_from(stored).unwrap_or(u32::MAX);
+    let count = |counted: fn(RegionState) -> bool| {
+        let regions = slice.band.regions().filter(|(_, region)| counted(region.state)).count();
+        u32::try_from(regions).unwrap_or(u32::MAX)
+    };
+    let stored = count(RegionState::is_stored);
+    let promoting = count(|state| matches!(state, RegionState::Promoting(_)));
+    let mut evicting = ShardCounts::default();
+    for (_, region) in slice.band.regions() {
+        if let RegionState::Evicting(gpu) = region.state {
+            evicting.add(gpu, 1);
+        }
+    }
     if sum(Booked::Live) != slice.live_bytes
         || sum(Booked::Quarantined) != slice.quarantined_bytes
         || !held.equal(&slice.held)
         || !returning.equal(&slice.returning)
+        || !evicting.equal(&slice.evicting)
+        || promoting != slice.promoting
     {
         return Err(Violation::SliceSums { slice: id });
     }

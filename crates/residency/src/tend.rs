@@ -40,7 +40,7 @@ impl Residency {
         let pool = self.pool();
         pool.next_over_limit(now)
             .or_else(|| pool.next_off_drained(now))
-            .or_else(|| pool.next_ahead_of_demand(now))
+            .or_else(|| pool.next_ahead_of_demand(pool.kept_free(), now))
     }
 
     /// The coldest region in the host tier, if that is nearly full.

@@ -1,9 +1,11 @@
 //! The pool against a plain model: a map of granules for each band, searched by brute force.
 //!
-//! Random interleavings of all steps over three slices and three GPUs, with refusals and lost GPUs; after each step the
-//! pool's invariants hold and its figures are the model's. The model shares no code with the pool.
+//! Random interleavings of all steps over three slices and three GPUs, with and without lower tiers, with refusals, lost
+//! GPUs and damaged regions; after each step the pool's invariants hold and its figures are the model's. The model shares
+//! no code with the pool, and knows no heat: that has a model of its own.
 
 mod moves;
+mod tiers;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,9 +13,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Backing, DrainError, Eviction, Freeing, GpuCapacity, Grant, PinError,
-    Placement, Pool, PoolConfig, Promotion, RegionIndex, RegionState, Releasable, ReleasePlan, Relocation,
-    SliceConfig, SliceId,
+    AccessKind, AllocError, AllocRequest, Backing, DrainError, Eviction, Freeing, GpuCapacity, Grant,
+    PinError, Place, Placement, Pool, PoolConfig, PoolTime, Promotion, RegionIndex, RegionState, Releasable,
+    ReleasePlan, Relocation, SliceConfig, SliceId, TierCopy,
 };
 
 const MIB: u64 = 1 << 20;
@@ -32,9 +34,15 @@ enum Step {
     Resize { slice: usize, limit: u32, guarantee: u32 },
     Drain { gpu: u16 },
     EndDrain { gpu: u16 },
-    Evict { slice: usize, region: u32 },
-    Promote { slice: usize, region: u32 },
-    EndTiering { nth: usize, done: bool },
+    Evict { slice: usize, nth: usize },
+    Promote { slice: usize, nth: usize },
+    Shift { slice: usize, nth: usize },
+    EndTiering { nth: usize, end: TieringEnd },
+    Damage { slice: usize, nth: usize },
+    Touch { nth: usize, kind: AccessKind },
+    MakeRoom { slice: usize, keep: u32 },
+    EnforceLimits,
+    EvictAhead { low: u32 },
     Relocate,
     EndRelocation { nth: usize, end: RelocationEnd },
     Pin { slice: usize, nth: usize },
@@ -49,12 +57,21 @@ enum RelocationEnd {
     Refuse,
 }
 
+/// How an eviction, a promotion or a shift ends; of a promotion, whether its tier keeps a copy. A shift always ends well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TieringEnd {
+    Finish(TierCopy),
+    Abort,
+    Refuse,
+}
+
 #[derive(Clone, Debug)]
 struct World {
     shard_bytes: u64,
     gpu_shards: [u32; 3],
     slices: Vec<(u32, u32, Placement, Option<u16>)>,
     spare_regions: u64,
+    tier_regions: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +95,8 @@ struct ModelSlice {
     grant: Option<Grant>,
     /// Users of each region.
     pins: Vec<u32>,
+    /// Whether a lower tier has what is on a GPU; stale for regions that are not on one.
+    copies: Vec<TierCopy>,
 }
 
 struct Model {
@@ -86,6 +105,8 @@ struct Model {
     topology: Topology,
     configured: Vec<u32>,
     pool_configured: u32,
+    tier_regions: u32,
+    now: PoolTime,
     capacity: Vec<u32>,
     slices: Vec<ModelSlice>,
     freeings: Vec<Freeing>,
@@ -95,6 +116,8 @@ struct Model {
     relocations: Vec<(Relocation, bool)>,
     evictions: Vec<Eviction>,
     promotions: Vec<Promotion>,
+    /// Slice and region.
+    shifts: Vec<(usize, usize)>,
     pinned: Vec<(usize, DeviceRange)>,
 }
 
@@ -108,6 +131,8 @@ fn holder(state: RegionState) -> Option<GpuId> {
         | RegionState::Returning(gpu) => Some(gpu),
         RegionState::Unbacked
         | RegionState::Stored
+        | RegionState::Shifting
+        | RegionState::Damaged
         | RegionState::Discarding
         | RegionState::Lost(_)
         | RegionState::Forgetting(_) => None,
@@ -115,11 +140,20 @@ fn holder(state: RegionState) -> Option<GpuId> {
 }
 
 fn is_moving(state: &RegionState) -> bool {
-    matches!(state, RegionState::Moving { .. } | RegionState::Evicting(_) | RegionState::Promoting(_))
+    matches!(
+        state,
+        RegionState::Moving { .. }
+            | RegionState::Evicting(_)
+            | RegionState::Promoting(_)
+            | RegionState::Shifting
+    )
 }
 
 fn is_stored(state: &RegionState) -> bool {
-    matches!(state, RegionState::Stored | RegionState::Discarding)
+    matches!(
+        state,
+        RegionState::Stored | RegionState::Shifting | RegionState::Damaged | RegionState::Discarding
+    )
 }
 
 fn range_of(start: u64, len_bytes: u64) -> DeviceRange {
@@ -141,10 +175,13 @@ impl ModelSlice {
 
     /// Live and quarantined cells of a region.
     fn cells_in(&self, region: usize, shard_bytes: u64) -> (usize, usize) {
-        let cells =
-            &self.cells[self.cells_of(range_of(self.start + region as u64 * shard_bytes, shard_bytes))];
+        let cells = &self.cells[self.cells_of(self.window(region, shard_bytes))];
         let count = |cell| cells.iter().filter(|other| **other == cell).count();
         (count(Cell::Live), count(Cell::Quarantined))
+    }
+
+    fn window(&self, region: usize, shard_bytes: u64) -> DeviceRange {
+        range_of(self.start + region as u64 * shard_bytes, shard_bytes)
     }
 
     /// What is missing to the guarantee on GPUs that are not drained; what is moving there counts.
@@ -176,8 +213,8 @@ impl Model {
         let gpus: Vec<_> = (0u16..3)
             .map(|gpu| GpuCapacity { id: GpuId(gpu), shards: world.gpu_shards[usize::from(gpu)] })
             .collect();
-        let config =
-            PoolConfig { shard_bytes: world.shard_bytes, gpus, topology: topology.clone(), tier_regions: 0 };
+        let &World { shard_bytes, tier_regions, .. } = world;
+        let config = PoolConfig { shard_bytes, gpus, topology: topology.clone(), tier_regions };
         let mut pool = Pool::new(config).unwrap();
         let mut slices = Vec::new();
         let mut start = 1 << 32;
@@ -210,6 +247,7 @@ impl Model {
                 live: BTreeMap::new(),
                 grant: None,
                 pins: vec![0; regions as usize],
+                copies: vec![TierCopy::Stale; regions as usize],
             });
             start += (range.len_bytes).next_multiple_of(2 * MIB) + 2 * MIB;
         }
@@ -221,6 +259,8 @@ impl Model {
             capacity: configured.clone(),
             pool_configured: world.gpu_shards.iter().sum(),
             configured,
+            tier_regions,
+            now: PoolTime(0),
             slices,
             freeings: Vec::new(),
             plans: Vec::new(),
@@ -228,6 +268,7 @@ impl Model {
             relocations: Vec::new(),
             evictions: Vec::new(),
             promotions: Vec::new(),
+            shifts: Vec::new(),
             pinned: Vec::new(),
         }
     }
@@ -241,9 +282,23 @@ impl Model {
             + self.relocations.iter().filter(arriving).count() as u32
     }
 
-    fn missing(&self, slice: &ModelSlice) -> u32 {
+    /// Shards that regions of a slice are moving to.
+    fn incoming(&self, slice: &ModelSlice) -> u32 {
         let own = |(relocation, counted): &&(Relocation, bool)| *counted && relocation.slice() == slice.id;
-        slice.missing(&self.draining, self.relocations.iter().filter(own).count() as u32)
+        self.relocations.iter().filter(own).count() as u32
+    }
+
+    fn missing(&self, slice: &ModelSlice) -> u32 {
+        slice.missing(&self.draining, self.incoming(slice))
+    }
+
+    /// Regions that can be born in the tiers: two less than they have room for beside all that is there or on its way.
+    fn births(&self) -> u32 {
+        let in_tiers = |state: &&RegionState| {
+            is_stored(state) || matches!(state, RegionState::Promoting(_) | RegionState::Evicting(_))
+        };
+        let used = self.slices.iter().flat_map(|slice| &slice.regions).filter(in_tiers).count() as u32;
+        self.tier_regions.saturating_sub(2 + used)
     }
 
     /// The GPUs the next `wanted` shards of a slice come from; fewer if there are not so many.
@@ -311,7 +366,8 @@ impl Model {
             let regions = (offset / self.shard_bytes)..=((offset + len_bytes - 1) / self.shard_bytes);
             let usable = regions.clone().all(|region| {
                 let state = slice.regions[region as usize];
-                let retired = is_stored(&state) && slice.cells_in(region as usize, self.shard_bytes).0 == 0;
+                let retired =
+                    state == RegionState::Stored && slice.cells_in(region as usize, self.shard_bytes).0 == 0;
                 matches!(state, RegionState::Unbacked | RegionState::Backed(_) | RegionState::Stored)
                     && !retired
                     || is_moving(&state)
@@ -357,7 +413,8 @@ impl Model {
                 let over_limit = len_bytes > u64::from(slice.limit) * self.shard_bytes;
                 let no_limit =
                     over_limit || fewest.is_some_and(|fewest| fewest > 0 && held + fewest > slice.limit);
-                let no_room = fewest.is_none_or(|fewest| (self.place(index, fewest).len() as u32) < fewest);
+                let no_room = fewest
+                    .is_none_or(|fewest| (self.place(index, fewest).len() as u32) + self.births() < fewest);
                 let draining = |slice: &ModelSlice| {
                     slice
                         .regions
@@ -406,10 +463,12 @@ impl Model {
         let new = self.unbacked_in(slice, range.start.0 - slice.start, rounded(range.len_bytes));
         assert_eq!(Some(new.len() as u32), fewest, "more shards than needed");
         assert!(new.is_empty() || slice.footprint() + new.len() as u32 <= slice.limit, "over the limit");
-        let backings: Vec<_> = grant.backings().iter().map(|backing| backing.region.0).collect();
-        assert_eq!(backings, new);
         let gpus: Vec<_> = grant.backings().iter().map(|backing| backing.gpu).collect();
         assert_eq!(gpus, self.place(index, new.len() as u32));
+        let (backed, born) = new.split_at(gpus.len());
+        assert!(grant.backings().iter().map(|backing| backing.region.0).eq(backed.iter().copied()));
+        assert!(grant.born_stored().iter().map(|region| region.0).eq(born.iter().copied()));
+        assert!(born.len() as u32 <= self.births(), "more are born than tiers take");
         if new.is_empty() && request.alignment_bytes <= 256 {
             let run = self.free_run(slice, cells.start);
             let shorter = (0..slice.cells.len())
@@ -422,6 +481,9 @@ impl Model {
             assert_eq!(backing.range.start.0, slice.start + u64::from(backing.region.0) * self.shard_bytes);
             assert_eq!(backing.range.len_bytes, self.shard_bytes);
             slice.regions[backing.region.0 as usize] = RegionState::Backing(backing.gpu);
+        }
+        for region in grant.born_stored() {
+            slice.regions[region.0 as usize] = RegionState::Stored;
         }
         slice.paint(range, Cell::Live);
         slice.grant = Some(grant);
@@ -453,6 +515,9 @@ impl Model {
         for backing in grant.backings() {
             slice.regions[backing.region.0 as usize] = RegionState::Unbacked;
         }
+        for region in grant.born_stored() {
+            slice.regions[region.0 as usize] = RegionState::Unbacked;
+        }
         if let Some(gpu) = refused {
             self.capacity[gpu.index()] = self.used(gpu);
         }
@@ -471,8 +536,12 @@ impl Model {
         }
         for region in plan.discard() {
             let state = &mut slice.regions[region.0 as usize];
-            assert_eq!(*state, RegionState::Stored);
-            *state = RegionState::Discarding;
+            let copy = std::mem::replace(&mut slice.copies[region.0 as usize], TierCopy::Stale);
+            if matches!(state, RegionState::Stored | RegionState::Damaged) {
+                *state = RegionState::Discarding;
+            } else {
+                assert_eq!(copy, TierCopy::Valid, "discards what is not there");
+            }
         }
         for backing in plan.forget() {
             let state = &mut slice.regions[backing.region.0 as usize];
@@ -510,24 +579,17 @@ impl Model {
         let slice = self.slices.iter().find(|slice| slice.id == freeing.slice()).unwrap();
         let first = (freeing.range().start.0 - slice.start) / self.shard_bytes;
         let last = (freeing.range().start.0 + freeing.range().len_bytes - 1 - slice.start) / self.shard_bytes;
-        let regions = first as usize..=last as usize;
-        let moving = slice.regions[regions.clone()].iter().any(is_moving);
-        let in_tier = regions.into_iter().any(|region| {
-            slice.regions[region] == RegionState::Stored && slice.cells_in(region, self.shard_bytes).0 > 0
-        });
-        match self.pool.releasable(freeing) {
-            Releasable::Now => assert!(!moving && !in_tier),
-            Releasable::AfterMove => assert!(moving),
-            Releasable::AfterPromotion => assert!(in_tier && !moving),
-        }
-        if moving || in_tier {
+        let moving = slice.regions[first as usize..=last as usize].iter().any(is_moving);
+        assert_eq!(self.pool.releasable(freeing) == Releasable::AfterMove, moving);
+        if moving {
             return;
         }
         let freeing = self.freeings.swap_remove(nth);
         let (id, range) = (freeing.slice(), freeing.range());
         let plan = self.pool.plan_release(freeing);
         let slice = self.slices.iter().find(|slice| slice.id == id).unwrap();
-        // Each byte of the range is scrubbed, or goes with its region, or lies on a lost GPU.
+        // Each byte of the range is scrubbed, or goes with its region, or is out of reach: on a lost GPU, damaged, or in
+        // a region that is given up as soon as the last of it is released.
         for cell in slice.cells_of(range) {
             let address = slice.start + cell as u64 * GRANULE;
             let within = |range: &DeviceRange| {
@@ -538,12 +600,25 @@ impl Model {
             let region = (address - slice.start) / self.shard_bytes;
             let lost =
                 matches!(slice.regions[region as usize], RegionState::Lost(_) | RegionState::Forgetting(_));
-            let in_tier = is_stored(&slice.regions[region as usize]);
+            let state = slice.regions[region as usize];
+            let (live, _) = slice.cells_in(region as usize, self.shard_bytes);
+            let given_up = is_stored(&state) && (live == 0 || state == RegionState::Damaged);
             assert_eq!(
-                u32::from(scrubbed) + u32::from(taken) + u32::from(lost) + u32::from(in_tier),
+                u32::from(scrubbed) + u32::from(taken) + u32::from(lost) + u32::from(given_up),
                 1,
                 "scrubbed twice or not at all"
             );
+        }
+        // What a tier has of a region goes when the region does, or when bytes in it are scrubbed.
+        for (region, copy) in slice.copies.iter().enumerate() {
+            let window = slice.cells_of(slice.window(region, self.shard_bytes));
+            let touched = slice.cells_of(range).any(|cell| window.contains(&cell));
+            if touched && *copy == TierCopy::Valid {
+                assert!(
+                    plan.discard().contains(&RegionIndex(region as u32)),
+                    "a copy stays that is not true"
+                );
+            }
         }
         let adjacent = |pair: &[DeviceRange]| pair[0].end().unwrap() >= pair[1].start;
         assert!(!plan.scrub().windows(2).any(adjacent), "adjacent ranges not merged");
@@ -565,7 +640,10 @@ impl Model {
             slice.regions[*region as usize] = RegionState::Unbacked;
         }
         for region in plan.discard() {
-            slice.regions[region.0 as usize] = RegionState::Unbacked;
+            let state = &mut slice.regions[region.0 as usize];
+            if *state == RegionState::Discarding {
+                *state = RegionState::Unbacked;
+            }
         }
         if let Some(range) = plan.range() {
             slice.paint(range, Cell::Free);
@@ -584,7 +662,11 @@ impl Model {
         let mut expected = Vec::new();
         for slice in &mut self.slices {
             for (index, state) in slice.regions.iter_mut().enumerate() {
-                if *state == RegionState::Promoting(gpu) {
+                let copied = *state == RegionState::Backed(gpu) && slice.copies[index] == TierCopy::Valid;
+                if holder(*state) == Some(gpu) {
+                    slice.copies[index] = TierCopy::Stale;
+                }
+                if *state == RegionState::Promoting(gpu) || copied {
                     *state = RegionState::Stored;
                 }
                 if holder(*state) == Some(gpu) {
@@ -601,6 +683,7 @@ impl Model {
 
     fn step(&mut self, step: &Step) {
         let slices = self.slices.len();
+        self.now.0 += 1;
         match *step {
             Step::Alloc { slice, granules, trim, alignment_bytes } if slices > 0 => {
                 self.alloc(slice % slices, granules, trim, alignment_bytes);
@@ -619,9 +702,15 @@ impl Model {
                 self.draining[usize::from(gpu)] = false;
                 self.pool.end_drain(GpuId(gpu)).unwrap();
             }
-            Step::Evict { slice, region } if slices > 0 => self.evict(slice % slices, region),
-            Step::Promote { slice, region } if slices > 0 => self.promote(slice % slices, region),
-            Step::EndTiering { nth, done } => self.end_tiering(nth, done),
+            Step::Evict { slice, nth } if slices > 0 => self.evict(slice % slices, nth),
+            Step::Promote { slice, nth } if slices > 0 => self.promote(slice % slices, nth),
+            Step::Shift { slice, nth } if slices > 0 => self.shift(slice % slices, nth),
+            Step::EndTiering { nth, end } => self.end_tiering(nth, end),
+            Step::Damage { slice, nth } if slices > 0 => self.damage(slice % slices, nth),
+            Step::Touch { nth, kind } => self.touch(nth, kind),
+            Step::MakeRoom { slice, keep } if slices > 0 => self.make_room(slice % slices, keep),
+            Step::EnforceLimits => self.enforce_limits(),
+            Step::EvictAhead { low } => self.evict_ahead(low),
             Step::Relocate => self.relocate(),
             Step::EndRelocation { nth, end } => self.end_relocation(nth, end),
             Step::Pin { slice, nth } if slices > 0 => self.pin(slice % slices, nth),
@@ -670,8 +759,8 @@ impl Model {
         while !self.relocations.is_empty() {
             self.end_relocation(0, RelocationEnd::Abort);
         }
-        while !self.evictions.is_empty() || !self.promotions.is_empty() {
-            self.end_tiering(0, false);
+        while self.evictions.len() + self.promotions.len() + self.shifts.len() > 0 {
+            self.end_tiering(0, TieringEnd::Abort);
         }
         for index in 0..self.slices.len() {
             self.abort(index, false);
@@ -711,7 +800,29 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(RelocationEnd::Abort),
         1 => Just(RelocationEnd::Refuse),
     ];
-    let (pinner, resized, tiered) = (slice.clone(), slice.clone(), slice.clone());
+    let tiering_ends = prop_oneof![
+        2 => Just(TieringEnd::Finish(TierCopy::Valid)),
+        2 => Just(TieringEnd::Finish(TierCopy::Stale)),
+        1 => Just(TieringEnd::Abort),
+        1 => Just(TieringEnd::Refuse),
+    ];
+    let kinds = prop_oneof![Just(AccessKind::Read), Just(AccessKind::Write)];
+    let one_region = (slice.clone(), any::<usize>());
+    let tiering = prop_oneof![
+        5 => one_region.clone().prop_map(|(slice, nth)| Step::Evict { slice, nth }),
+        6 => one_region.clone().prop_map(|(slice, nth)| Step::Promote { slice, nth }),
+        2 => one_region.clone().prop_map(|(slice, nth)| Step::Shift { slice, nth }),
+        10 => (any::<usize>(), tiering_ends).prop_map(|(nth, end)| Step::EndTiering { nth, end }),
+        1 => one_region.prop_map(|(slice, nth)| Step::Damage { slice, nth }),
+        3 => (any::<usize>(), kinds).prop_map(|(nth, kind)| Step::Touch { nth, kind }),
+        // Few are kept, or most.
+        3 => (slice.clone(), any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(slice, a, b, few)| {
+            Step::MakeRoom { slice, keep: if few { a & b & 0x1111_1111 } else { a | b } }
+        }),
+        1 => Just(Step::EnforceLimits),
+        2 => (0..5u32).prop_map(|low| Step::EvictAhead { low }),
+    ];
+    let (pinner, resized) = (slice.clone(), slice.clone());
     let step = prop_oneof![
         12 => alloc,
         11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
@@ -724,14 +835,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (resized, 1..14u32, 0..6u32)
             .prop_map(|(slice, limit, guarantee)| Step::Resize { slice, limit, guarantee }),
         1 => (0..3u16).prop_map(|gpu| Step::EndDrain { gpu }),
-        5 => (tiered.clone(), any::<u32>()).prop_map(|(slice, region)| Step::Evict { slice, region }),
-        3 => (tiered, any::<u32>()).prop_map(|(slice, region)| Step::Promote { slice, region }),
-        6 => (any::<usize>(), prop::bool::weighted(0.7))
-            .prop_map(|(nth, done)| Step::EndTiering { nth, done }),
+        28 => tiering,
         4 => Just(Step::Relocate),
         3 => (any::<usize>(), ends).prop_map(|(nth, end)| Step::EndRelocation { nth, end }),
-        2 => (pinner, any::<usize>()).prop_map(|(slice, nth)| Step::Pin { slice, nth }),
-        2 => any::<usize>().prop_map(|nth| Step::Unpin { nth }),
+        4 => (pinner, any::<usize>()).prop_map(|(slice, nth)| Step::Pin { slice, nth }),
+        3 => any::<usize>().prop_map(|nth| Step::Unpin { nth }),
     ];
     let loss = (0..3u16).prop_map(|gpu| Step::Lose { gpu });
     prop::collection::vec(prop_oneof![150 => step, 1 => loss], 1..150)
@@ -745,13 +853,15 @@ fn worlds() -> impl Strategy<Value = World> {
         1 => Just(Placement::Pack),
     ];
     let slice = (0..5u32, 1..9u32, placement, prop::option::of(0..3u16));
+    let tiers = prop_oneof![1 => Just(0), 3 => 1..20u32];
     let shards = prop_oneof![4 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(6 * MIB)];
-    (shards, prop::array::uniform3(1..7u32), prop::collection::vec(slice, 3), 0..9u64).prop_map(
-        |(shard_bytes, gpu_shards, slices, spare_regions)| World {
+    (shards, prop::array::uniform3(1..7u32), prop::collection::vec(slice, 3), 0..9u64, tiers).prop_map(
+        |(shard_bytes, gpu_shards, slices, spare_regions, tier_regions)| World {
             shard_bytes,
             gpu_shards,
             slices,
             spare_regions,
+            tier_regions,
         },
     )
 }

@@ -1,82 +1,8 @@
-//! Steps that move regions, or change what a slice may have: tiers, drains, pins, resizes.
+//! Steps that move regions between GPUs, keep them where they are, or change what a slice may have.
 
 use super::*;
 
 impl Model {
-    pub(super) fn evict(&mut self, index: usize, region: u32) {
-        let slice = &mut self.slices[index];
-        let region = region as usize % slice.regions.len();
-        let (live, quarantined) = slice.cells_in(region, self.shard_bytes);
-        let state = slice.regions[region];
-        let eviction = self.pool.plan_eviction(slice.id, RegionIndex(region as u32));
-        let evictable = matches!(state, RegionState::Backed(_)) && live > 0 && quarantined == 0;
-        assert_eq!(eviction.is_some(), evictable);
-        if let (Some(eviction), RegionState::Backed(gpu)) = (eviction, state) {
-            assert_eq!(eviction.from().gpu, gpu);
-            slice.regions[region] = RegionState::Evicting(gpu);
-            self.evictions.push(eviction);
-        }
-    }
-
-    pub(super) fn promote(&mut self, index: usize, region: u32) {
-        let slice = &self.slices[index];
-        let region = region as usize % slice.regions.len();
-        let (live, _) = slice.cells_in(region, self.shard_bytes);
-        let wanted = slice.regions[region] == RegionState::Stored && live > 0;
-        let place = self.place(index, 1);
-        match self.pool.plan_promotion(slice.id, RegionIndex(region as u32)) {
-            Ok(Some(promotion)) => {
-                assert!(wanted);
-                assert_eq!(place, [promotion.to().gpu]);
-                self.slices[index].regions[region] = RegionState::Promoting(promotion.to().gpu);
-                self.promotions.push(promotion);
-            }
-            Ok(None) => assert!(!wanted),
-            Err(AllocError::OutOfMemory { .. }) => assert!(wanted && place.is_empty()),
-            Err(other) => panic!("unexpected {other}"),
-        }
-    }
-
-    pub(super) fn end_tiering(&mut self, nth: usize, done: bool) {
-        let all = self.evictions.len() + self.promotions.len();
-        if all == 0 {
-            return;
-        }
-        let nth = nth % all;
-        let plan = if nth < self.evictions.len() {
-            let eviction = &self.evictions[nth];
-            let slice = self.slices.iter_mut().find(|slice| slice.id == eviction.slice()).unwrap();
-            let (region, gpu) = (eviction.from().region.0 as usize, eviction.from().gpu);
-            if done && !self.pool.is_quiet(slice.id, eviction.from().region) {
-                return;
-            }
-            let evicting = slice.regions[region] == RegionState::Evicting(gpu);
-            if evicting {
-                slice.regions[region] = if done { RegionState::Stored } else { RegionState::Backed(gpu) };
-            }
-            let eviction = self.evictions.swap_remove(nth);
-            if done {
-                assert_eq!(self.pool.can_leave(&eviction), evicting);
-                self.pool.finish_eviction(eviction)
-            } else {
-                self.pool.abort_eviction(eviction)
-            }
-        } else {
-            let promotion = self.promotions.swap_remove(nth - self.evictions.len());
-            let slice = self.slices.iter_mut().find(|slice| slice.id == promotion.slice()).unwrap();
-            let (region, gpu) = (promotion.to().region.0 as usize, promotion.to().gpu);
-            if slice.regions[region] == RegionState::Promoting(gpu) {
-                slice.regions[region] = if done { RegionState::Backed(gpu) } else { RegionState::Stored };
-            }
-            if done {
-                self.pool.finish_promotion(promotion)
-            } else {
-                self.pool.abort_promotion(promotion, false)
-            }
-        };
-        self.adopt(plan);
-    }
-
     pub(super) fn resize(&mut self, index: usize, limit: u32, guarantee: u32) {
         let others = self.slices.iter().enumerate().filter(|(other, _)| *other != index);
         let promised: u32 = others.clone().map(|(_, slice)| slice.guarantee).sum();
@@ -90,8 +16,8 @@ impl Model {
         if slice.local {
             promisable = promisable.min(usable(slice.home.index()).saturating_sub(at_home));
         }
-        let configured: u32 = self.pool_configured;
-        let fits_band = limit.min(configured) as usize <= slice.regions.len();
+        let most_regions = self.pool_configured + self.tier_regions;
+        let fits_band = limit.min(most_regions) as usize <= slice.regions.len();
         let fits =
             fits_band && guarantee <= limit && (guarantee <= slice.guarantee || guarantee <= promisable);
         let bytes = |shards: u32| u64::from(shards) * self.shard_bytes;
@@ -199,21 +125,28 @@ impl Model {
         let regions = first as usize..=last as usize;
         let states = &slice.regions[regions.clone()];
         let lost = states.iter().any(|state| matches!(state, RegionState::Lost(_)));
-        let moving = states.iter().any(is_moving);
-        let stored = states.iter().position(|state| *state == RegionState::Stored);
+        // What is in the way, first of all lost bytes, then whatever comes first.
+        let blocks = |state: &RegionState| is_moving(state) || *state == RegionState::Damaged;
+        let blocked = states.iter().position(blocks);
+        let damaged = blocked.filter(|at| states[*at] == RegionState::Damaged);
         match self.pool.pin(slice.id, range) {
             Ok(extents) => {
-                assert!(!lost && !moving && stored.is_none());
+                assert!(!lost && blocked.is_none());
                 assert_eq!(extents.iter().map(|extent| extent.range.len_bytes).sum::<u64>(), len_bytes);
-                for region in regions {
+                for (region, extent) in regions.zip(extents) {
+                    let place = match slice.regions[region] {
+                        RegionState::Backed(gpu) => Place::Gpu(gpu),
+                        _ => Place::Tier,
+                    };
+                    assert_eq!((extent.region.0 as usize, extent.place), (region, place));
                     slice.pins[region] += 1;
                 }
                 self.pinned.push((index, range));
             }
             Err(PinError::Lost(_)) => assert!(lost),
-            Err(PinError::Moving) => assert!(moving && !lost),
-            Err(PinError::Stored(region)) => {
-                assert_eq!(stored.map(|at| (first as usize + at) as u32), Some(region.0))
+            Err(PinError::Moving) => assert!(blocked.is_some() && damaged.is_none() && !lost),
+            Err(PinError::Damaged(region)) => {
+                assert_eq!(damaged.map(|at| (first as usize + at) as u32), Some(region.0));
             }
             Err(other) => panic!("unexpected {other:?}"),
         }

@@ -1,5 +1,7 @@
 //! The pool's rules, one case each.
 
+mod tiers;
+
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
     AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Place, Placement, Pool,
@@ -9,13 +11,18 @@ use vram_pool::{
 const MIB: u64 = 1 << 20;
 const SHARD: u64 = 2 * MIB;
 
-/// A pool of shards of 2 MiB; GPUs 0 and 1 are near each other, all others far apart.
+/// A pool of shards of 2 MiB without lower tiers; GPUs 0 and 1 are near each other, all others far apart.
 fn pool(shards: &[u32]) -> Pool {
+    tiered_pool(shards, 0)
+}
+
+/// The same with lower tiers that take so many regions.
+fn tiered_pool(shards: &[u32], tier_regions: u32) -> Pool {
     let gpus =
         shards.iter().zip(0u16..).map(|(&shards, gpu)| GpuCapacity { id: GpuId(gpu), shards }).collect();
     let near = |a: GpuId, b: GpuId| if a.0 + b.0 == 1 { Link::NvLink(18) } else { Link::Sys };
     let topology = Topology::from_fn(shards.len(), near);
-    Pool::new(PoolConfig { shard_bytes: SHARD, gpus, topology }).unwrap()
+    Pool::new(PoolConfig { shard_bytes: SHARD, gpus, topology, tier_regions }).unwrap()
 }
 
 fn config(guarantee_shards: u64, limit_shards: u64) -> SliceConfig {
@@ -70,11 +77,15 @@ fn fill(pool: &mut Pool, slice: SliceId, shards: u64) -> Vec<Allocation> {
     (0..shards).map(|_| alloc(pool, slice, SHARD)).collect()
 }
 
+fn made_of(shard_bytes: u64, gpus: Vec<GpuCapacity>, topology_gpus: usize) -> PoolConfig {
+    PoolConfig { shard_bytes, gpus, topology: Topology::uniform(topology_gpus, Link::Sys), tier_regions: 0 }
+}
+
 #[test]
 fn new_with_odd_shard_size_is_refused() {
     for shard_bytes in [0, MIB, 3 * MIB, 2 << 30] {
         let gpus = vec![GpuCapacity { id: GpuId(0), shards: 1 }];
-        let made = Pool::new(PoolConfig { shard_bytes, gpus, topology: Topology::uniform(1, Link::Sys) });
+        let made = Pool::new(made_of(shard_bytes, gpus, 1));
         assert_eq!(made.unwrap_err(), PoolError::BadShardSize { shard_bytes });
     }
 }
@@ -82,21 +93,20 @@ fn new_with_odd_shard_size_is_refused() {
 #[test]
 fn new_with_a_gpu_twice_is_refused() {
     let gpus = vec![GpuCapacity { id: GpuId(0), shards: 1 }; 2];
-    let made = Pool::new(PoolConfig { shard_bytes: SHARD, gpus, topology: Topology::uniform(1, Link::Sys) });
+    let made = Pool::new(made_of(SHARD, gpus, 1));
     assert_eq!(made.unwrap_err(), PoolError::DuplicateGpu { gpu: GpuId(0) });
 }
 
 #[test]
 fn new_with_a_gpu_outside_the_topology_is_refused() {
     let gpus = vec![GpuCapacity { id: GpuId(3), shards: 1 }];
-    let made = Pool::new(PoolConfig { shard_bytes: SHARD, gpus, topology: Topology::uniform(2, Link::Sys) });
+    let made = Pool::new(made_of(SHARD, gpus, 2));
     assert_eq!(made.unwrap_err(), PoolError::UnknownToTopology { gpu: GpuId(3), topology_gpus: 2 });
 }
 
 #[test]
 fn new_without_gpus_is_refused() {
-    let made =
-        Pool::new(PoolConfig { shard_bytes: SHARD, gpus: vec![], topology: Topology::uniform(0, Link::Sys) });
+    let made = Pool::new(made_of(SHARD, vec![], 0));
     assert_eq!(made.unwrap_err(), PoolError::NoGpus);
 }
 
@@ -689,53 +699,6 @@ fn relocation_of_a_region_emptied_and_then_lost_returns_a_plan_to_forget_it() {
     let plan = pool.abort_relocation(relocation, false).unwrap();
     let forgotten: Vec<_> = plan.forget().iter().map(|backing| backing.gpu).collect();
     assert_eq!(forgotten, [GpuId(0)]);
-    assert_eq!(pool.finish_release(plan), None);
-    pool.verify().unwrap();
-    assert!(pool.remove_slice(slice).is_ok());
-}
-
-#[test]
-fn evicted_region_counts_towards_the_limit_and_frees_its_gpu() {
-    let mut pool = pool(&[2]);
-    let slice = add(&mut pool, config(0, 3));
-    let held = fill(&mut pool, slice, 2);
-    let region = pool.extents(slice, held[0].range).next().unwrap().region;
-    let eviction = pool.plan_eviction(slice, region).unwrap();
-    assert_eq!(pool.plan_eviction(slice, region), None);
-    assert_eq!(pool.pin(slice, held[0].range), Err(PinError::Moving));
-    assert_eq!(pool.finish_eviction(eviction), None);
-    assert_eq!(pool.pin(slice, held[0].range), Err(PinError::Stored(region)));
-    let usage = pool.usage(slice).unwrap();
-    assert_eq!((usage.backed_bytes, usage.stored_bytes), (SHARD, SHARD));
-    alloc(&mut pool, slice, SHARD);
-    let refused = pool.plan_alloc(slice, request(SHARD)).unwrap_err();
-    assert!(matches!(refused, AllocError::OverLimit { .. }), "{refused}");
-    let no_room = pool.plan_promotion(slice, region).unwrap_err();
-    assert!(matches!(no_room, AllocError::OutOfMemory { .. }), "{no_room}");
-    free(&mut pool, slice, held[1]);
-    let promotion = pool.plan_promotion(slice, region).unwrap().unwrap();
-    assert_eq!(pool.finish_promotion(promotion), None);
-    assert_eq!(pool.pin(slice, held[0].range).unwrap()[0].place, Place::Gpu(GpuId(0)));
-    pool.verify().unwrap();
-}
-
-#[test]
-fn freed_bytes_of_an_evicted_region_wait_until_it_is_back_or_empty() {
-    let mut pool = pool(&[2]);
-    let slice = add(&mut pool, config(0, 2));
-    let (first, second) = (alloc(&mut pool, slice, 256), alloc(&mut pool, slice, 256));
-    let eviction = pool.plan_eviction(slice, RegionIndex(0)).unwrap();
-    assert_eq!(pool.finish_eviction(eviction), None);
-    let freeing = pool.begin_free(slice, first.range.start).unwrap();
-    assert_eq!(pool.releasable(&freeing), Releasable::AfterPromotion);
-    let last = pool.begin_free(slice, second.range.start).unwrap();
-    // Nothing live is left: what the tier has is discarded with the last of the two.
-    assert_eq!((pool.releasable(&freeing), pool.releasable(&last)), (Releasable::Now, Releasable::Now));
-    let plan = pool.plan_release(freeing);
-    assert!(plan.is_trivial());
-    assert_eq!(pool.finish_release(plan), None);
-    let plan = pool.plan_release(last);
-    assert_eq!((plan.discard(), plan.scrub()), (&[RegionIndex(0)][..], &[][..]));
     assert_eq!(pool.finish_release(plan), None);
     pool.verify().unwrap();
     assert!(pool.remove_slice(slice).is_ok());
