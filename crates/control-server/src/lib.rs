@@ -23,9 +23,8 @@ mod routes;
 mod server;
 mod socket;
 mod state;
-#[cfg(test)]
-mod tests;
 
 pub use error::ServerError;
+pub use limits::Limits;
 pub use server::ControlServer;
 pub use state::{ControlState, Refusal};

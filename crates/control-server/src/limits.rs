@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-/// Bounds of the server.
+/// Bounds of the server. The default is right but for tests that cannot wait so long.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Connections served at once; more wait in the socket's backlog.
-    pub(crate) max_connections: usize,
+    pub max_connections: usize,
     /// Bytes of a request's head; more are answered with 431.
-    pub(crate) max_head_bytes: usize,
+    pub max_head_bytes: usize,
     /// Header lines of a request; more are answered with 431.
-    pub(crate) max_headers: usize,
+    pub max_headers: usize,
     /// Bytes of a request's body; more are answered with 413.
-    pub(crate) max_body_bytes: u64,
+    pub max_body_bytes: u64,
     /// A request's head arrives within this time, or the connection is closed.
-    pub(crate) head_timeout: Duration,
+    pub head_timeout: Duration,
     /// A connection lives at most this long, whatever it does.
-    pub(crate) connection_timeout: Duration,
+    pub connection_timeout: Duration,
     /// Answers under way have this long when the server stops.
-    pub(crate) stop_timeout: Duration,
+    pub stop_timeout: Duration,
     /// The thread has this much longer to end; what it waits for then is a question to the daemon.
-    pub(crate) stop_slack: Duration,
+    pub stop_slack: Duration,
 }
 
 impl Default for Limits {

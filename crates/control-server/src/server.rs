@@ -38,14 +38,16 @@ impl ControlServer {
     /// Starts to serve at a path; when it returns, the socket is listening. The folder is made if it does not exist, a
     /// dead daemon's socket is replaced, a live one's is an error.
     pub fn start(socket: impl Into<PathBuf>, state: Arc<dyn ControlState>) -> Result<Self, ServerError> {
-        Self::start_with(socket.into(), state, Limits::default())
+        Self::start_with(socket, state, Limits::default())
     }
 
-    pub(crate) fn start_with(
-        socket: PathBuf,
+    /// The same with other bounds.
+    pub fn start_with(
+        socket: impl Into<PathBuf>,
         state: Arc<dyn ControlState>,
         limits: Limits,
     ) -> Result<Self, ServerError> {
+        let socket = socket.into();
         let (listener, file) = listen_at(&socket)?;
         let runtime = Builder::new_current_thread()
             .enable_all()

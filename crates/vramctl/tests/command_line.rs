@@ -4,101 +4,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use vram_control_api::v1::{
-    BackedOnGpu, Daemon, Gpu, GpuState, Gpus, Placement, Slice, SliceChange, SliceCounters, SliceState,
-    Slices,
-};
-use vram_control_server::{ControlServer, ControlState, Refusal};
-
-struct FakeDaemon;
-
-impl ControlState for FakeDaemon {
-    fn daemon(&self) -> Daemon {
-        Daemon {
-            version: "9.8.7".into(),
-            backend: "sim".into(),
-            simulated: true,
-            backend_version: "simulated GPUs".into(),
-            boot_epoch: 0xab,
-            uptime_seconds: 187,
-        }
-    }
-
-    fn gpus(&self) -> Vec<Gpu> {
-        vec![Gpu {
-            index: 0,
-            name: "Simulated GPU".into(),
-            uuid: "00000000-0000-0000-0000-000000000001".into(),
-            total_bytes: 1 << 30,
-            pool_bytes: 1 << 30,
-            used_bytes: 192 << 20,
-            promised_bytes: 512 << 20,
-            pci: Some("0000:65:00.0".into()),
-            numa_node: None,
-            state: GpuState::Ready,
-        }]
-    }
-
-    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
-        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
-        let mut slice = self.slice(name).ok_or_else(missing)?;
-        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
-        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
-        if slice.guarantee_bytes > slice.limit_bytes {
-            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
-        }
-        Ok(slice)
-    }
-
-    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
-            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(self.gpus().remove(0)),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn slices(&self) -> Vec<Slice> {
-        ["tenant-a", "b"].map(|name| self.slice(name).unwrap()).into()
-    }
-
-    fn slice(&self, name: &str) -> Option<Slice> {
-        matches!(name, "tenant-a" | "b").then(|| Slice {
-            name: name.into(),
-            state: SliceState::InUse,
-            guarantee_bytes: 512 << 20,
-            limit_bytes: 3 << 29,
-            placement: Placement::Spill,
-            home_gpu: Some(0),
-            allocated_bytes: 130 << 20,
-            backed_bytes: 192 << 20,
-            quarantined_bytes: 0,
-            backed_by_gpu: vec![
-                BackedOnGpu { gpu: 0, backed_bytes: 128 << 20 },
-                BackedOnGpu { gpu: 1, backed_bytes: 64 << 20 },
-            ],
-            allocations: 3,
-            contexts: 1,
-            socket: format!("/run/vram/{name}.sock"),
-            virtio_id: 37,
-            request_queues: 2,
-            counters: SliceCounters {
-                requests: 12,
-                errors: 1,
-                in_bytes: 4096,
-                out_bytes: 0,
-                copied_bytes: 1 << 20,
-            },
-        })
-    }
-}
+use vram_control_api::v1::{Daemon, Gpus, Slice, Slices};
+use vram_control_server::ControlServer;
+use vram_testkit::FakeDaemon;
 
 struct Fixture {
     folder: TempDir,
@@ -106,8 +14,12 @@ struct Fixture {
 }
 
 fn serve() -> Fixture {
+    serve_as(FakeDaemon::default())
+}
+
+fn serve_as(daemon: FakeDaemon) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
-    let server = ControlServer::start(folder.path().join("c.sock"), Arc::new(FakeDaemon)).unwrap();
+    let server = ControlServer::start(folder.path().join("c.sock"), Arc::new(daemon)).unwrap();
     Fixture { folder, _server: server }
 }
 
@@ -140,20 +52,21 @@ fn tables_are_aligned() {
             "\
 GPU  NAME           TOTAL  POOL    USED  PROMISED  PCI           NUMA  STATE
   0  Simulated GPU   1GiB  1GiB  192MiB    512MiB  0000:65:00.0     -  ready
+  1  Simulated GPU   1GiB  1GiB  192MiB    512MiB  -                0  lost
 ",
         ),
         (
             &["slice", "list"],
             "\
 NAME      STATE   GUARANTEE   LIMIT  ALLOCATED  BACKED  HOME  QUEUES  CONTEXTS
-tenant-a  in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
-b         in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
+a         in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
+tenant-b  in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
 ",
         ),
         (
-            &["slice", "show", "b"],
+            &["slice", "show", "a"],
             "\
-name:           b
+name:           a
 state:          in use
 guarantee:      512MiB
 limit:          1.5GiB
@@ -164,7 +77,7 @@ backed:         192MiB (128MiB on GPU 0, 64MiB on GPU 1)
 quarantined:    0B
 allocations:    3
 contexts:       1
-socket:         /run/vram/b.sock
+socket:         /run/vram/a.sock
 virtio id:      37
 request queues: 2
 requests:       12
@@ -185,13 +98,13 @@ uptime:          3m 7s
 ",
         ),
         (
-            &["slice", "attach", "b", "--vmm", "qemu"],
-            "-chardev socket,id=vram-b,path=/run/vram/b.sock -device vhost-user-test-device-pci,chardev=vram-b,\
+            &["slice", "attach", "a", "--vmm", "qemu"],
+            "-chardev socket,id=vram-a,path=/run/vram/a.sock -device vhost-user-test-device-pci,chardev=vram-a,\
              virtio-id=37,num_vqs=4,vq_size=256,config_size=64\n",
         ),
         (
-            &["slice", "attach", "b", "--vmm", "cloud-hypervisor"],
-            "--generic-vhost-user 'socket=/run/vram/b.sock,device_type=37,queue_sizes=[256,256,256,256]'\n",
+            &["slice", "attach", "a", "--vmm", "cloud-hypervisor"],
+            "--generic-vhost-user 'socket=/run/vram/a.sock,device_type=37,queue_sizes=[256,256,256,256]'\n",
         ),
     ];
     for (arguments, expected) in cases {
@@ -206,13 +119,13 @@ uptime:          3m 7s
 fn slices_are_resized() {
     let fixture = serve();
 
-    let resized = fixture.run(&["slice", "resize", "tenant-a", "--limit", "3GiB", "--guarantee", "1GiB"]);
+    let resized = fixture.run(&["slice", "resize", "a", "--limit", "3GiB", "--guarantee", "1GiB"]);
     assert!(resized.status.success() && output(&resized).contains("3GiB"), "{resized:?}");
-    let refused = fixture.run(&["slice", "resize", "tenant-a", "--limit", "1MiB", "--guarantee", "1GiB"]);
+    let refused = fixture.run(&["slice", "resize", "a", "--limit", "1MiB", "--guarantee", "1GiB"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(notes(&refused).contains("above the limit"), "{refused:?}");
-    assert_eq!(fixture.run(&["slice", "resize", "tenant-a"]).status.code(), Some(2));
-    assert_eq!(fixture.run(&["slice", "resize", "tenant-a", "--limit", "lots"]).status.code(), Some(2));
+    assert_eq!(fixture.run(&["slice", "resize", "a"]).status.code(), Some(2));
+    assert_eq!(fixture.run(&["slice", "resize", "a", "--limit", "lots"]).status.code(), Some(2));
 }
 
 #[test]
@@ -241,13 +154,14 @@ fn json_is_that_of_the_api() {
         serde_json::from_slice(&result.stdout).unwrap()
     }
 
-    assert_eq!(json::<Gpus>(&fixture, &["gpu", "list"]).gpus, FakeDaemon.gpus());
-    assert_eq!(json::<Slices>(&fixture, &["slice", "list"]).slices, FakeDaemon.slices());
-    assert_eq!(json::<Slice>(&fixture, &["slice", "show", "b"]), FakeDaemon.slice("b").unwrap());
-    assert_eq!(json::<Daemon>(&fixture, &["daemon"]), FakeDaemon.daemon());
+    let daemon = FakeDaemon::default();
+    assert_eq!(json::<Gpus>(&fixture, &["gpu", "list"]).gpus, daemon.gpus);
+    assert_eq!(json::<Slices>(&fixture, &["slice", "list"]).slices, daemon.slices);
+    assert_eq!(json::<Slice>(&fixture, &["slice", "show", "a"]), daemon.slices[0]);
+    assert_eq!(json::<Daemon>(&fixture, &["daemon"]), daemon.daemon);
     let versions: serde_json::Value = json(&fixture, &["version"]);
     assert_eq!(versions["vramd"], "9.8.7");
-    let attachment: serde_json::Value = json(&fixture, &["slice", "attach", "b", "--vmm", "qemu"]);
+    let attachment: serde_json::Value = json(&fixture, &["slice", "attach", "a", "--vmm", "qemu"]);
     assert_eq!(attachment["minimum_version"], "10.2");
     assert_eq!(attachment["arguments"][0], "-chardev");
 }
@@ -257,9 +171,9 @@ fn notes_say_what_is_simulated_and_what_a_vmm_needs() {
     let fixture = serve();
 
     assert_eq!(notes(&fixture.run(&["gpu", "list"])), "note: these GPUs are simulated\n");
-    let qemu = fixture.run(&["slice", "attach", "b", "--vmm", "qemu"]);
+    let qemu = fixture.run(&["slice", "attach", "a", "--vmm", "qemu"]);
     assert!(notes(&qemu).contains("QEMU 10.2 or newer") && notes(&qemu).contains("memory-backend-memfd"));
-    let cloud_hypervisor = fixture.run(&["slice", "attach", "b", "--vmm", "cloud-hypervisor"]);
+    let cloud_hypervisor = fixture.run(&["slice", "attach", "a", "--vmm", "cloud-hypervisor"]);
     assert!(
         notes(&cloud_hypervisor).contains("Cloud Hypervisor 52")
             && notes(&cloud_hypervisor).contains("shared=on")
@@ -274,7 +188,7 @@ fn wrong_names_fail_with_the_known_ones() {
         let result = fixture.run(arguments);
 
         assert_eq!(result.status.code(), Some(1));
-        assert_eq!(notes(&result), "error: There is no slice \"c\"\nhint: The slices are tenant-a, b\n");
+        assert_eq!(notes(&result), "error: There is no slice \"c\"\nhint: The slices are a, tenant-b\n");
         assert!(result.stdout.is_empty());
     }
 }
@@ -306,8 +220,8 @@ fn wrong_usage_exits_with_2() {
         &[],
         &["slice"],
         &["slice", "show"],
-        &["slice", "attach", "b"],
-        &["slice", "attach", "b", "--vmm", "xen"],
+        &["slice", "attach", "a"],
+        &["slice", "attach", "a", "--vmm", "xen"],
         &["gpu", "list", "-o", "yaml"],
         &["frobnicate"],
         &["gpu", "list", "--control"],

@@ -8,98 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vram_control_api::v1::{
-    BackedOnGpu, Daemon, ErrorCode, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState,
-};
+use vram_control_api::v1::{ErrorCode, GpuState, SliceChange};
 use vram_control_api::{Client, ClientError};
-
-use crate::limits::Limits;
-use crate::{ControlServer, ControlState, Refusal, ServerError};
-
-struct FakeDaemon;
-
-impl ControlState for FakeDaemon {
-    fn daemon(&self) -> Daemon {
-        Daemon {
-            version: "0.1.0".into(),
-            backend: "sim".into(),
-            simulated: true,
-            backend_version: "simulated".into(),
-            boot_epoch: u64::MAX,
-            uptime_seconds: 3,
-        }
-    }
-
-    fn gpus(&self) -> Vec<Gpu> {
-        vec![Gpu {
-            index: 0,
-            name: "Simulated GPU".into(),
-            uuid: "00000000-0000-0000-0000-000000000001".into(),
-            total_bytes: 1 << 30,
-            pool_bytes: 1 << 30,
-            used_bytes: 64 << 20,
-            promised_bytes: 0,
-            pci: None,
-            numa_node: Some(0),
-            state: GpuState::Ready,
-        }]
-    }
-
-    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
-        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
-        let mut slice = self.slice(name).ok_or_else(missing)?;
-        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
-        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
-        if slice.guarantee_bytes > slice.limit_bytes {
-            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
-        }
-        Ok(slice)
-    }
-
-    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
-            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(self.gpus().remove(0)),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn slices(&self) -> Vec<Slice> {
-        ["a", "b"].map(|name| self.slice(name).unwrap()).into()
-    }
-
-    fn slice(&self, name: &str) -> Option<Slice> {
-        assert_ne!(name, "panic", "asked to");
-        if name == "stuck" {
-            std::thread::sleep(Duration::from_secs(3));
-        }
-        matches!(name, "a" | "b").then(|| Slice {
-            name: name.into(),
-            state: SliceState::WaitingForFrontend,
-            guarantee_bytes: 0,
-            limit_bytes: 2 << 30,
-            placement: Placement::Spill,
-            home_gpu: Some(0),
-            allocated_bytes: 1,
-            backed_bytes: 64 << 20,
-            quarantined_bytes: 0,
-            backed_by_gpu: vec![BackedOnGpu { gpu: 0, backed_bytes: 64 << 20 }],
-            allocations: 1,
-            contexts: 1,
-            socket: format!("/run/vram/{name}.sock"),
-            virtio_id: 37,
-            request_queues: 1,
-            counters: SliceCounters::default(),
-        })
-    }
-}
+use vram_control_server::{ControlServer, ControlState, Limits, ServerError};
+use vram_testkit::FakeDaemon;
 
 struct Fixture {
     server: ControlServer,
@@ -110,7 +22,7 @@ struct Fixture {
 fn serve(limits: Limits) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
-    let server = ControlServer::start_with(socket.clone(), Arc::new(FakeDaemon), limits).unwrap();
+    let server = ControlServer::start_with(socket.clone(), Arc::new(FakeDaemon::default()), limits).unwrap();
     Fixture { server, client: Client::new(socket), _folder: folder }
 }
 
@@ -178,7 +90,7 @@ fn server_changes_slices_by_patch() {
         fixture.client.change_slice("a", &SliceChange { limit_bytes, guarantee_bytes })
     };
 
-    assert_eq!(change(Some(5), None).unwrap().limit_bytes, 5);
+    assert_eq!(change(Some(3 << 30), None).unwrap().limit_bytes, 3 << 30);
     assert_eq!(change(Some(7), Some(6)).unwrap().guarantee_bytes, 6);
     assert!(matches!(change(Some(1), Some(2)), Err(ClientError::Refused { status: 409, .. })));
     let nobody = fixture.client.change_slice("c", &SliceChange::default());
@@ -207,10 +119,11 @@ fn server_changes_slices_by_patch() {
 fn server_real_client_gets_what_the_daemon_says() {
     let fixture = serve(Limits::default());
 
-    assert_eq!(fixture.client.daemon().unwrap(), FakeDaemon.daemon());
-    assert_eq!(fixture.client.gpus().unwrap().gpus, FakeDaemon.gpus());
-    assert_eq!(fixture.client.slices().unwrap().slices, FakeDaemon.slices());
-    assert_eq!(fixture.client.slice("b").unwrap(), FakeDaemon.slice("b").unwrap());
+    let daemon = FakeDaemon::default();
+    assert_eq!(fixture.client.daemon().unwrap(), daemon.daemon);
+    assert_eq!(fixture.client.gpus().unwrap().gpus, daemon.gpus);
+    assert_eq!(fixture.client.slices().unwrap().slices, daemon.slices);
+    assert_eq!(fixture.client.slice("tenant-b").unwrap(), daemon.slice("tenant-b").unwrap());
 }
 
 #[test]
@@ -220,7 +133,7 @@ fn server_unknown_slices_are_refused_with_the_known_names() {
     for name in ["c", "A", "a/b", "é", "..", " ", "%", &"x".repeat(4000)] {
         let error = fixture.client.slice(name).unwrap_err();
 
-        assert!(error.hint().unwrap().contains("The slices are a, b"), "{name:?} gives {error:?}");
+        assert!(error.hint().unwrap().contains("The slices are a, tenant-b"), "{name:?} gives {error:?}");
         assert!(error.to_string().len() < 200, "{error}");
         assert!(
             matches!(error, ClientError::Refused { status: 404, body } if body.code == ErrorCode::NotFound)
@@ -310,7 +223,7 @@ fn server_idle_connection_is_closed_after_its_time() {
 fn server_panic_of_the_daemon_is_an_internal_error_and_others_are_served() {
     let fixture = serve(Limits::default());
 
-    let error = fixture.client.slice("panic").unwrap_err();
+    let error = fixture.client.slice(FakeDaemon::PANICS).unwrap_err();
 
     assert!(matches!(error, ClientError::Refused { status: 500, body } if body.code == ErrorCode::Internal));
     fixture.client.daemon().unwrap();
@@ -320,7 +233,7 @@ fn server_panic_of_the_daemon_is_an_internal_error_and_others_are_served() {
 fn server_second_one_is_refused_and_the_first_goes_on() {
     let fixture = serve(Limits::default());
 
-    let error = ControlServer::start(fixture.server.socket(), Arc::new(FakeDaemon)).unwrap_err();
+    let error = ControlServer::start(fixture.server.socket(), Arc::new(FakeDaemon::default())).unwrap_err();
 
     assert!(matches!(error, ServerError::InUse { .. }), "{error:?}");
     fixture.client.daemon().unwrap();
@@ -335,7 +248,7 @@ fn stop_removes_the_socket_and_a_new_server_starts_there() {
 
     assert!(!socket.exists());
     assert!(matches!(client.daemon(), Err(ClientError::SocketMissing { .. })));
-    let again = ControlServer::start(&socket, Arc::new(FakeDaemon)).unwrap();
+    let again = ControlServer::start(&socket, Arc::new(FakeDaemon::default())).unwrap();
     client.daemon().unwrap();
     again.stop().unwrap();
 }
@@ -359,7 +272,8 @@ fn stop_while_the_daemon_does_not_answer_is_an_error() {
     let short = Duration::from_millis(100);
     let fixture = serve(Limits { stop_timeout: short, stop_slack: short, ..Limits::default() });
     let mut stream = fixture.connect();
-    stream.write_all(b"GET /v1/slices/stuck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let stuck = FakeDaemon::STUCK;
+    write!(stream, "GET /v1/slices/{stuck} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     std::thread::sleep(short);
 
     let error = fixture.server.stop().unwrap_err();
