@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -12,12 +12,17 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::time::sleep;
 
 use crate::ClientError;
 use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The part of a client's time that is kept for an answer, when the rest went by with asking whether it may.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+/// How often it asks.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// Larger answers are refused; ten thousand slices are a tenth of it.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -91,7 +96,8 @@ impl Client {
             .enable_all()
             .build()
             .map_err(|source| ClientError::Start { source })?;
-        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(method, path, body)))?;
+        let (status, body) =
+            runtime.block_on(self.within_timeout(self.exchange_when_admitted(method, path, body.into())))?;
         if status.is_success() {
             serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))
         } else {
@@ -112,16 +118,40 @@ impl Client {
         }
     }
 
+    /// Asks again for as long as too many others are asking. A request that is turned away did nothing.
+    async fn exchange_when_admitted(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let patience = self.timeout.saturating_sub(ANSWER_TIME);
+        let start = Instant::now();
+        loop {
+            let exchanged = self.exchange(method.clone(), path, body.clone()).await;
+            let turned_away = match &exchanged {
+                Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
+                // The socket's backlog is full.
+                Err(ClientError::Connect { source, .. }) => source.kind() == ErrorKind::WouldBlock,
+                Err(_) => false,
+            };
+            if !turned_away || start.elapsed() >= patience {
+                return exchanged;
+            }
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+
     async fn exchange(
         &self,
         method: Method,
         path: &str,
-        body: Vec<u8>,
+        body: Bytes,
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.cannot_connect(source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http(e))?;
-        let mut request = Request::new(Full::new(Bytes::from(body)));
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::try_from(path).unwrap_or_default();
         let headers = request.headers_mut();

@@ -38,6 +38,18 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
         .with_state(state)
 }
 
+/// Answers whoever is not admitted.
+pub(crate) fn busy() -> Router {
+    Router::new().fallback(async || {
+        let body = ErrorBody {
+            code: ErrorCode::Busy,
+            message: "Too many connections to the operator API are open".to_owned(),
+            hint: Some("Ask again in a moment".to_owned()),
+        };
+        refuse(StatusCode::SERVICE_UNAVAILABLE, body)
+    })
+}
+
 async fn daemon(State(state): SharedState) -> Response {
     answer(|| state.daemon())
 }

@@ -1,8 +1,12 @@
 //! The real client, and worse ones, against the server over a real socket.
 
-use std::io::{ErrorKind, Read, Write};
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -194,12 +198,16 @@ fn server_large_body_is_refused_without_reading_it() {
 
 #[test]
 fn server_slow_clients_are_closed_and_others_wait_for_a_slot_at_most_as_long() {
-    let limits = Limits { max_connections: 2, head_timeout: Duration::from_millis(300), ..Limits::default() };
-    let fixture = serve(limits);
-    let mut slow = [fixture.connect(), fixture.connect()];
-    for stream in &mut slow {
-        stream.write_all(b"GET /v1/dae").unwrap();
+    let connection_timeout = Duration::from_millis(600);
+    let fixture = serve(Limits { max_connections: 3, connection_timeout, ..Limits::default() });
+    let mut slow = [fixture.connect(), fixture.connect(), fixture.connect()];
+    let heads: [&[u8]; 3] =
+        [b"", b"GET /v1/dae", b"PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"];
+    for (stream, head) in slow.iter_mut().zip(heads) {
+        stream.write_all(head).unwrap();
     }
+    let turned_away = fixture.exchange(b"GET /v1/daemon HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert!(turned_away.starts_with("HTTP/1.1 503") && turned_away.contains("\"busy\""), "{turned_away}");
 
     let start = Instant::now();
     fixture.client.daemon().unwrap();
@@ -208,6 +216,87 @@ fn server_slow_clients_are_closed_and_others_wait_for_a_slot_at_most_as_long() {
     for stream in &mut slow {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
+    }
+}
+
+#[test]
+fn server_default_time_of_a_connection_is_eight_seconds() {
+    let fixture = serve(Limits::default());
+    let mut slow = fixture.connect();
+    slow.write_all(b"PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n").unwrap();
+
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) && slow.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    let seconds = start.elapsed().as_secs_f32();
+    assert!((7.5..12.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn server_connection_carries_one_request() {
+    let fixture = serve(Limits::default());
+
+    let answers = fixture.exchange(&b"GET /v1/daemon HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3));
+
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 1, "{answers}");
+    assert!(answers.to_lowercase().contains("connection: close"), "{answers}");
+}
+
+/// Set for the process that plays the crowd: the socket it connects to.
+const CROWDED_SOCKET: &str = "VRAM_TEST_CROWDED_SOCKET";
+
+/// Not a test by itself: the crowd of [`server_crowd_of_one_user_keeps_nobody_else_out`], in a process of that user.
+#[test]
+fn crowd_of_one_user() {
+    let Some(socket) = std::env::var_os(CROWDED_SOCKET) else { return };
+    let connections: Vec<_> = (0..100).map_while(|_| UnixStream::connect(&socket).ok()).collect();
+    println!("connected");
+    // Until the test closes our input.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    drop(connections);
+}
+
+#[test]
+fn server_crowd_of_one_user_keeps_nobody_else_out() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: not root, so there is nobody to be but oneself");
+        return;
+    }
+    let limits =
+        Limits { max_connections: 8, kept_connections: 2, max_connections_per_user: 4, ..Limits::default() };
+    let fixture = serve(limits);
+    let folder = fixture.server.socket().parent().unwrap();
+    for (path, mode) in [(folder, 0o755), (fixture.server.socket(), 0o666)] {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let program = folder.join("crowd");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let mut crowds = [60_001, 60_002, 60_003].map(|user| {
+        Command::new(&program)
+            .args(["--exact", "crowd_of_one_user", "--nocapture"])
+            .env(CROWDED_SOCKET, fixture.server.socket())
+            .uid(user)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    for crowd in &mut crowds {
+        let mut said = BufReader::new(crowd.stdout.as_mut().unwrap()).lines();
+        assert!(said.any(|line| line.unwrap().contains("connected")));
+    }
+
+    // Were there no slot, the client would ask until one of the crowd's is closed after its time.
+    let start = Instant::now();
+    for _ in 0..20 {
+        fixture.client.daemon().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    for mut crowd in crowds {
+        drop(crowd.stdin.take());
+        crowd.wait().unwrap();
     }
 }
 

@@ -12,7 +12,8 @@ use super::*;
     info(
         title = "vram operator API",
         description = "HTTP/1.1 over the Unix socket `/run/vram/control.sock`. Every answer that is not a success has an \
-            `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body.",
+            `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body. A connection carries one \
+            request and is closed after 8 seconds. With too many connections open the answer is 503: ask again.",
         version = "1"
     ),
     paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice),
