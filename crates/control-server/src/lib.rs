@@ -19,6 +19,7 @@
 )]
 
 mod admission;
+mod body;
 mod error;
 mod limits;
 mod routes;

@@ -78,8 +78,6 @@ fn server_drains_gpus_by_post_alone() {
     assert_eq!(lost, (409, ErrorCode::Conflict, "gpu1 is lost".into()));
     let missing = refused(fixture.client.undrain_gpu(7).unwrap_err());
     assert_eq!(missing, (404, ErrorCode::NotFound, "gpu7 is not part of the pool".into()));
-    let get = fixture.get("/v1/gpus/0/drain");
-    assert_eq!((get["code"].as_str(), get["hint"].as_str()), (Some("method_not_allowed"), Some("Use POST")));
     for index in ["-1", "65536", "x", "%ff", "0x0"] {
         let request = format!("POST /v1/gpus/{index}/drain HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         let answer = fixture.exchange(request.as_bytes());
@@ -155,8 +153,79 @@ fn server_unknown_routes_and_methods_are_refused_in_json() {
         assert_eq!(body["code"], "unknown_route", "{path}");
         assert!(body["hint"].as_str().unwrap().contains("/v1/slices/{name}"));
     }
-    let answer = fixture.exchange(b"DELETE /v1/slices/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-    assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("method_not_allowed"), "{answer}");
+}
+
+#[test]
+fn server_method_not_allowed_hints_at_those_that_are() {
+    let fixture = serve(Limits::default());
+    let cases = [
+        ("GET", "/v1/gpus/0/drain", "POST"),
+        ("DELETE", "/v1/gpus/0/drain", "POST"),
+        ("PUT", "/v1/gpus/0/undrain", "POST"),
+        ("POST", "/v1/gpus", "GET,HEAD"),
+        ("PATCH", "/v1/slices", "GET,HEAD"),
+        ("DELETE", "/v1/daemon", "GET,HEAD"),
+        ("DELETE", "/v1/slices/a", "GET,HEAD,PATCH"),
+    ];
+    for (method, path, allowed) in cases {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        let answer = fixture.exchange(request.as_bytes());
+
+        assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("method_not_allowed"), "{answer}");
+        assert!(
+            answer.to_lowercase().contains(&format!("allow: {}\r\n", allowed.to_lowercase())),
+            "{answer}"
+        );
+        let hint = format!(r#""hint":"Use {}""#, allowed.replace(',', " or "));
+        assert!(answer.contains(&hint), "{method} {path}: {answer}");
+    }
+}
+
+#[test]
+fn server_gpu_changes_take_no_settings() {
+    let fixture = serve(Limits::default());
+    for action in ["drain", "undrain"] {
+        let post = |body: &str| {
+            let length = body.len();
+            let head = format!("POST /v1/gpus/0/{action} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}");
+            fixture.exchange(format!("{head}\r\n\r\n{body}").as_bytes())
+        };
+
+        for body in ["", "{}", " {}\n"] {
+            assert!(post(body).starts_with("HTTP/1.1 200"), "{body}: {}", post(body));
+        }
+        for body in ["{\"force\":true}", "[]", "null", "x"] {
+            let answer = post(body);
+            assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("bad_request"), "{body}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn server_slice_limits_end_at_128_tib_and_fields_come_once() {
+    let fixture = serve(Limits::default());
+    let change = |limit_bytes| {
+        fixture
+            .client
+            .change_slice("a", &SliceChange { limit_bytes: Some(limit_bytes), ..SliceChange::default() })
+    };
+
+    assert_eq!(change(128 << 40).unwrap().limit_bytes, 128 << 40);
+    for limit_bytes in [(128 << 40) + 1, u64::MAX] {
+        match change(limit_bytes).unwrap_err() {
+            ClientError::Refused { status: 400, body } => {
+                assert!(body.message.contains("beyond the largest, 128TiB"), "{}", body.message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let body = "{\"limit_bytes\":1073741824,\"limit_bytes\":1073741824}";
+    let head = format!("PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: {}", body.len());
+    let answer = fixture.exchange(format!("{head}\r\n\r\n{body}").as_bytes());
+    assert!(
+        answer.starts_with("HTTP/1.1 400") && answer.contains("duplicate field `limit_bytes`"),
+        "{answer}"
+    );
 }
 
 #[test]
