@@ -1,10 +1,15 @@
 //! The program itself, against the server it is made for.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use vram_control_api::v1::{Daemon, Gpus, Slice, Slices};
+use vram_control_api::is_printable;
+use vram_control_api::v1::{Daemon, ErrorBody, Gpus, Slice, Slices};
 use vram_control_server::ControlServer;
 use vram_testkit::FakeDaemon;
 
@@ -24,8 +29,18 @@ fn serve_as(daemon: FakeDaemon) -> Fixture {
 }
 
 impl Fixture {
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("c.sock")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = vramctl();
+        command.args(arguments).env("VRAM_CONTROL", self.socket());
+        command
+    }
+
     fn run(&self, arguments: &[&str]) -> Output {
-        vramctl().args(arguments).env("VRAM_CONTROL", self.folder.path().join("c.sock")).output().unwrap()
+        self.command(arguments).output().unwrap()
     }
 }
 
@@ -239,12 +254,188 @@ fn closed_output_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
 
-    let status = vramctl()
-        .args(["slice", "list"])
-        .env("VRAM_CONTROL", fixture.folder.path().join("c.sock"))
-        .stdout(writer)
-        .status()
-        .unwrap();
+    let status = fixture.command(&["slice", "list"]).stdout(writer).status().unwrap();
 
     assert_eq!(status.code(), Some(0));
+}
+
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+/// Commands and the statuses they end with when all is well with the outputs.
+const ENDINGS: [(&[&str], i32); 5] = [
+    (&["gpu", "list"], 0),
+    (&["slice", "attach", "a", "--vmm", "qemu"], 0),
+    (&["slice", "show", "c"], 1),
+    (&["slice", "show", "c", "-o", "json"], 1),
+    (&["frobnicate"], 2),
+];
+
+#[test]
+fn full_standard_error_does_not_change_the_status() {
+    let fixture = serve();
+    for (arguments, status) in ENDINGS {
+        let result = fixture.command(arguments).stderr(full()).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(status), "{arguments:?}");
+        assert_eq!(result.stdout.is_empty(), status != 0, "{arguments:?}");
+    }
+}
+
+#[test]
+fn full_standard_output_is_a_failure_that_is_told() {
+    let fixture = serve();
+    for arguments in [&["gpu", "list"][..], &["daemon", "-o", "json"], &["--help"], &["--version"]] {
+        let result = fixture.command(arguments).stdout(full()).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(1), "{arguments:?}");
+        assert!(notes(&result).contains("Cannot write the result: No space left"), "{}", notes(&result));
+        let both = fixture.command(arguments).stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(both.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn closed_outputs_do_not_change_the_status() {
+    let fixture = serve();
+    for (arguments, status) in ENDINGS {
+        for closed in ["2>&-", ">&-", ">&- 2>&-"] {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec \"$0\" \"$@\" {closed}"), env!("CARGO_BIN_EXE_vramctl")]);
+            shell.args(arguments).env("VRAM_CONTROL", fixture.socket());
+
+            assert_eq!(shell.output().unwrap().status.code(), Some(status), "{arguments:?} {closed}");
+        }
+    }
+}
+
+/// A terminal would obey some of it.
+const HOSTILE: &str =
+    "x\u{1b}]0;owned\u{7}\u{1b}[2J\r\nerror: y\u{7f}\u{9b}1m\u{202e}z\u{2066}\u{2069}\u{200f}";
+
+fn is_harmless(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).unwrap().chars().all(|c| c == '\n' || is_printable(c))
+}
+
+fn hostile_daemon() -> FakeDaemon {
+    let mut daemon = FakeDaemon::default();
+    daemon.daemon.version = HOSTILE.into();
+    daemon.daemon.backend = HOSTILE.into();
+    daemon.daemon.backend_version = HOSTILE.into();
+    daemon.gpus[0].name = HOSTILE.into();
+    daemon.gpus[0].pci = Some(HOSTILE.into());
+    daemon.slices[0].socket = HOSTILE.into();
+    daemon.slices[1].name = HOSTILE.into();
+    daemon
+}
+
+#[test]
+fn words_of_a_hostile_daemon_are_shown_and_not_obeyed() {
+    let fixture = serve_as(hostile_daemon());
+    let commands: [&[&str]; 8] = [
+        &["gpu", "list"],
+        &["slice", "list"],
+        &["slice", "show", "a"],
+        &["slice", "show", "c"],
+        &["slice", "show", HOSTILE],
+        &["slice", "resize", "c", "--limit", "1GiB"],
+        &["daemon"],
+        &["version"],
+    ];
+    for arguments in commands {
+        for format in ["table", "json"] {
+            let result = fixture.run(&[arguments, &["-o", format]].concat());
+
+            assert!(is_harmless(&result.stdout) && is_harmless(&result.stderr), "{arguments:?}: {result:?}");
+            let lines = output(&result).lines().chain(notes(&result).lines());
+            assert!(!lines.into_iter().any(|line| line.starts_with("error: y")), "{result:?}");
+        }
+    }
+    let slices: Slices =
+        serde_json::from_slice(&fixture.run(&["slice", "list", "-o", "json"]).stdout).unwrap();
+    assert_eq!(slices.slices[1].name, HOSTILE);
+}
+
+#[test]
+fn slice_of_a_hostile_daemon_is_not_attached() {
+    let mut daemon = FakeDaemon::default();
+    daemon.slices[0].socket = "/s\n; reboot #".into();
+    daemon.slices[1].name = "$(reboot),server=on".into();
+    daemon.slices.push(Slice { socket: "/a,b c'd".into(), ..FakeDaemon::named_slice("odd") });
+    let fixture = serve_as(daemon);
+
+    for vmm in ["qemu", "cloud-hypervisor"] {
+        for (name, said) in [("a", "no path of a socket"), ("$(reboot),server=on", "no name of a slice")] {
+            for format in ["table", "json"] {
+                let result = fixture.run(&["slice", "attach", name, "--vmm", vmm, "-o", format]);
+
+                assert_eq!(result.status.code(), Some(1));
+                assert!(result.stdout.is_empty() && notes(&result).contains(said), "{result:?}");
+            }
+        }
+    }
+    let odd = fixture.run(&["slice", "attach", "odd", "--vmm", "qemu"]);
+    assert!(output(&odd).starts_with(r"-chardev 'socket,id=vram-odd,path=/a,,b c'\''d' -device"), "{odd:?}");
+    let odd = fixture.run(&["slice", "attach", "odd", "--vmm", "cloud-hypervisor"]);
+    assert!(odd.stdout.is_empty() && notes(&odd).contains("cannot be told the socket"), "{odd:?}");
+}
+
+#[test]
+fn errors_beside_json_are_json_of_the_same_shape() {
+    let fixture = serve();
+    let failure = |result: Output| {
+        assert!(result.status.code() == Some(1) && result.stdout.is_empty(), "{result:?}");
+        serde_json::from_slice::<serde_json::Value>(&result.stderr).unwrap()
+    };
+
+    let missing = failure(fixture.run(&["slice", "show", "c", "-o", "json"]));
+    assert_eq!(
+        missing,
+        serde_json::json!({
+            "code": "not_found",
+            "message": "There is no slice \"c\"",
+            "hint": "The slices are a, tenant-b",
+        })
+    );
+    let lost = failure(fixture.run(&["gpu", "drain", "1", "-o", "json"]));
+    assert_eq!(lost, serde_json::json!({ "code": "conflict", "message": "gpu1 is lost" }));
+    let nobody =
+        vramctl().args(["daemon", "-o", "json", "--control", "/nonexistent/c\u{1b}"]).output().unwrap();
+    let nobody = failure(nobody);
+    assert_eq!(nobody["code"], "unreachable");
+    assert_eq!(nobody["message"], "There is no socket at /nonexistent/c\u{1b}");
+    serde_json::from_value::<ErrorBody>(nobody).unwrap();
+    let waited = failure(fixture.run(&["gpu", "drain", "0", "--wait", "-o", "json"]));
+    assert_eq!(waited["code"], "failed");
+    let full = fixture.command(&["daemon", "-o", "json"]).stdout(full()).output().unwrap();
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&full.stderr).unwrap()["code"], "failed");
+    let version = vramctl().args(["version", "-o", "json", "--control", "/nonexistent/c"]).output().unwrap();
+    assert!(version.status.success() && version.stderr.is_empty(), "{version:?}");
+}
+
+#[test]
+fn arguments_that_are_refused_are_repeated_in_printable_characters() {
+    let not_utf8 = OsStr::from_bytes(b"--\xff\x1b[2J");
+    let hostile = OsStr::new(HOSTILE);
+    let cases: [&[&OsStr]; 8] = [
+        &[hostile],
+        &[not_utf8],
+        &[OsStr::new("slice"), not_utf8],
+        &[OsStr::new("slice"), OsStr::new("show"), OsStr::from_bytes(b"\xff\x1b[2J")],
+        &[OsStr::new("gpu"), OsStr::new("drain"), hostile],
+        &[OsStr::new("gpu"), OsStr::new("list"), OsStr::new("-o"), hostile],
+        &[OsStr::new("slice"), OsStr::new("resize"), OsStr::new("a"), OsStr::new("--limit"), hostile],
+        &[OsStr::new("gpu"), OsStr::new("list"), OsStr::new("--x\u{1b}[2J\nerror: y")],
+    ];
+    for arguments in cases {
+        let result = vramctl().args(arguments).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(2), "{arguments:?}");
+        assert!(is_harmless(&result.stderr), "{arguments:?}: {result:?}");
+        assert!(!notes(&result).lines().any(|line| line.starts_with("error: y")), "{result:?}");
+    }
+    let socket = OsStr::from_bytes(b"/nonexistent/\xff\x1b[2J");
+    let result = vramctl().arg("daemon").arg("--control").arg(socket).output().unwrap();
+    assert!(result.status.code() == Some(1) && is_harmless(&result.stderr), "{result:?}");
 }
