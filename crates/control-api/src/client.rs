@@ -295,6 +295,81 @@ mod tests {
         assert!(matches!(error, ClientError::NotVram { status: 200, .. }), "{error:?}");
     }
 
+    /// A server that says it is busy so many times, then what is running.
+    fn busy_server(folder: &Path, times: usize) -> (Client, JoinHandle<()>) {
+        let socket = folder.join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            for (answered, stream) in listener.incoming().enumerate() {
+                let mut stream = stream.unwrap();
+                let (status, body) = if answered < times {
+                    ("503 x", r#"{"code":"busy","message":"Too many"}"#)
+                } else {
+                    ("200 OK", r#"{"gpus":[]}"#)
+                };
+                // Some of the request is enough to know that it is one.
+                stream.read_exact(&mut [0; 16]).unwrap();
+                write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+                if answered == times {
+                    break;
+                }
+            }
+        });
+        (Client::new(socket), server)
+    }
+
+    #[test]
+    fn client_asks_a_busy_server_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, server) = busy_server(folder.path(), 3);
+
+        assert_eq!(client.gpus().unwrap().gpus, []);
+
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn client_gives_up_on_a_server_that_stays_busy_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, _server) = busy_server(folder.path(), usize::MAX);
+        let start = Instant::now();
+
+        let error = client.with_timeout(ANSWER_TIME + Duration::from_millis(200)).gpus().unwrap_err();
+
+        assert!(
+            matches!(&error, ClientError::Refused { body, .. } if body.code == v1::ErrorCode::Busy),
+            "{error:?}"
+        );
+        assert!(start.elapsed() >= Duration::from_millis(200));
+    }
+
+    #[test]
+    fn client_waits_for_a_place_in_a_full_backlog() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listening = tokio::net::UnixSocket::new_stream().unwrap();
+        listening.bind(&socket).unwrap();
+        let listener = runtime.block_on(async { listening.listen(2) }).unwrap().into_std().unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let connect = || runtime.block_on(UnixStream::connect(&socket)).ok();
+        // As many as the backlog takes.
+        let crowd: Vec<UnixStream> = std::iter::from_fn(connect).collect();
+        let server = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            for _ in 0..crowd.len() {
+                drop(listener.accept().unwrap());
+            }
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"gpus\":[]}").unwrap();
+        });
+
+        assert_eq!(Client::new(&socket).gpus().unwrap().gpus, []);
+
+        server.join().unwrap();
+    }
+
     #[test]
     fn client_refusal_keeps_the_words_of_the_server() {
         let folder = tempfile::tempdir().unwrap();
