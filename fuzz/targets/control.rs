@@ -62,7 +62,7 @@ thread_local! {
 
 fuzz_target!(|data: &[u8]| {
     let mut stream = SERVER.with(|server| UnixStream::connect(server.socket())).expect("the server listens");
-    stream.set_read_timeout(Some(Duration::from_secs(8))).expect("a time limit");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
     // The server may have heard enough and closed.
     let _ = stream.write_all(data).and_then(|()| stream.shutdown(Shutdown::Write));
     let mut answer = Vec::new();

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -12,12 +12,17 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::time::sleep;
 
 use crate::ClientError;
 use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The part of a client's time that is kept for an answer, when the rest went by with asking whether it may.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+/// How often it asks.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// Larger answers are refused; ten thousand slices are a tenth of it.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -91,7 +96,8 @@ impl Client {
             .enable_all()
             .build()
             .map_err(|source| ClientError::Start { source })?;
-        let (status, body) = runtime.block_on(self.within_timeout(self.exchange(method, path, body)))?;
+        let (status, body) =
+            runtime.block_on(self.within_timeout(self.exchange_when_admitted(method, path, body.into())))?;
         if status.is_success() {
             serde_json::from_slice(&body).map_err(|source| self.not_vram(status, source))
         } else {
@@ -112,16 +118,40 @@ impl Client {
         }
     }
 
+    /// Asks again for as long as too many others are asking. A request that is turned away did nothing.
+    async fn exchange_when_admitted(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let patience = self.timeout.saturating_sub(ANSWER_TIME);
+        let start = Instant::now();
+        loop {
+            let exchanged = self.exchange(method.clone(), path, body.clone()).await;
+            let turned_away = match &exchanged {
+                Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
+                // The socket's backlog is full.
+                Err(ClientError::Connect { source, .. }) => source.kind() == ErrorKind::WouldBlock,
+                Err(_) => false,
+            };
+            if !turned_away || start.elapsed() >= patience {
+                return exchanged;
+            }
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+
     async fn exchange(
         &self,
         method: Method,
         path: &str,
-        body: Vec<u8>,
+        body: Bytes,
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.cannot_connect(source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http(e))?;
-        let mut request = Request::new(Full::new(Bytes::from(body)));
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::try_from(path).unwrap_or_default();
         let headers = request.headers_mut();
@@ -263,6 +293,81 @@ mod tests {
         let error = client.slice("x").unwrap_err();
 
         assert!(matches!(error, ClientError::NotVram { status: 200, .. }), "{error:?}");
+    }
+
+    /// A server that says it is busy so many times, then what is running.
+    fn busy_server(folder: &Path, times: usize) -> (Client, JoinHandle<()>) {
+        let socket = folder.join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            for (answered, stream) in listener.incoming().enumerate() {
+                let mut stream = stream.unwrap();
+                let (status, body) = if answered < times {
+                    ("503 x", r#"{"code":"busy","message":"Too many"}"#)
+                } else {
+                    ("200 OK", r#"{"gpus":[]}"#)
+                };
+                // Some of the request is enough to know that it is one.
+                stream.read_exact(&mut [0; 16]).unwrap();
+                write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+                if answered == times {
+                    break;
+                }
+            }
+        });
+        (Client::new(socket), server)
+    }
+
+    #[test]
+    fn client_asks_a_busy_server_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, server) = busy_server(folder.path(), 3);
+
+        assert_eq!(client.gpus().unwrap().gpus, []);
+
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn client_gives_up_on_a_server_that_stays_busy_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, _server) = busy_server(folder.path(), usize::MAX);
+        let start = Instant::now();
+
+        let error = client.with_timeout(ANSWER_TIME + Duration::from_millis(200)).gpus().unwrap_err();
+
+        assert!(
+            matches!(&error, ClientError::Refused { body, .. } if body.code == v1::ErrorCode::Busy),
+            "{error:?}"
+        );
+        assert!(start.elapsed() >= Duration::from_millis(200));
+    }
+
+    #[test]
+    fn client_waits_for_a_place_in_a_full_backlog() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listening = tokio::net::UnixSocket::new_stream().unwrap();
+        listening.bind(&socket).unwrap();
+        let listener = runtime.block_on(async { listening.listen(2) }).unwrap().into_std().unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let connect = || runtime.block_on(UnixStream::connect(&socket)).ok();
+        // As many as the backlog takes.
+        let crowd: Vec<UnixStream> = std::iter::from_fn(connect).collect();
+        let server = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            for _ in 0..crowd.len() {
+                drop(listener.accept().unwrap());
+            }
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"gpus\":[]}").unwrap();
+        });
+
+        assert_eq!(Client::new(&socket).gpus().unwrap().gpus, []);
+
+        server.join().unwrap();
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! `docs/openapi.json` describes it for other languages and is checked against the types by a test. Within a version
 //! fields are only added; whoever reads ignores fields and words it does not know.
 //!
-//! The daemon, the command line and the configuration share [`ByteSize`], so that a size reads the same everywhere.
+//! The daemon, the command line and the configuration share [`ByteSize`], so that a size reads the same everywhere,
+//! and [`Printable`], in which what others wrote is shown to people.
 //!
 //! What this crate does *not* do: serve the API (`control-server`), or decide what the numbers are (`vramd`).
 #![forbid(unsafe_code)]
@@ -18,11 +19,13 @@
 
 mod client;
 mod error;
+mod printable;
 mod size;
 pub mod v1;
 
 pub use client::Client;
 pub use error::ClientError;
+pub use printable::{Printable, is_printable};
 pub use size::{ByteSize, ByteSizeError};
 
 /// Folder `vramd` puts its sockets in unless configured otherwise.

@@ -4,8 +4,9 @@
 //! [`ControlServer::stop`] when the answers under way are out and the socket is gone. What is answered comes from a
 //! [`ControlState`], which `vramd` implements.
 //!
-//! Who may ask is decided by the socket's permissions, owner and group; who does ask is traced. A caller costs the
-//! daemon a bounded number of connections, bytes and seconds, and can neither panic nor stop it.
+//! Who may ask is decided by the socket's permissions, owner and group; who does ask is traced. A connection carries one
+//! request. A caller costs the daemon a bounded number of connections, bytes and seconds, and can neither panic nor
+//! stop it, nor keep its owner out.
 //!
 //! What this crate does *not* do: know pools or slices. It passes on what it is given.
 #![forbid(unsafe_code)]
@@ -17,15 +18,16 @@
     clippy::arithmetic_side_effects
 )]
 
+mod admission;
+mod body;
 mod error;
 mod limits;
 mod routes;
 mod server;
 mod socket;
 mod state;
-#[cfg(test)]
-mod tests;
 
 pub use error::ServerError;
+pub use limits::Limits;
 pub use server::ControlServer;
 pub use state::{ControlState, Refusal};

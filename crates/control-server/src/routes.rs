@@ -10,21 +10,26 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, Slices};
+use serde::Deserialize;
+use vram_control_api::ByteSize;
+use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, SliceChange, Slices};
 use vram_sandbox::{Outcome, contain};
 
+use crate::body::parse_object;
 use crate::{ControlState, Refusal};
 
 /// A hint lists at most so many names.
 const MAX_HINTED_NAMES: usize = 20;
 /// A message repeats at most so many characters of what the caller wrote.
 const MAX_QUOTED_CHARS: usize = 60;
+/// And at most so many of what is wrong with a body.
+const MAX_PROBLEM_CHARS: usize = 200;
 
 type SharedState = State<Arc<dyn ControlState>>;
 
 /// All there is to ask.
 pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route(v1::DAEMON_PATH, get(daemon))
         .route(v1::GPUS_PATH, get(gpus))
         .route(v1::GPU_DRAIN_PATH, post(drain_gpu))
@@ -32,10 +37,25 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
         .route(v1::SLICES_PATH, get(slices))
         .route(v1::SLICE_PATH, get(slice).patch(change_slice))
         .fallback(unknown_route)
-        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(state);
+    // Around the whole: a route's `Allow` is added outside of the layers of a router.
+    Router::new()
+        .fallback_service(routes)
+        .layer(from_fn(explain_method_not_allowed))
         .layer(DefaultBodyLimit::max(usize::try_from(max_body_bytes).unwrap_or(usize::MAX)))
         .layer(from_fn(move |request, next| refuse_large_body(max_body_bytes, request, next)))
-        .with_state(state)
+}
+
+/// Answers whoever is not admitted.
+pub(crate) fn busy() -> Router {
+    Router::new().fallback(async || {
+        let body = ErrorBody {
+            code: ErrorCode::Busy,
+            message: "Too many connections to the operator API are open".to_owned(),
+            hint: Some("Ask again in a moment".to_owned()),
+        };
+        refuse(StatusCode::SERVICE_UNAVAILABLE, body)
+    })
 }
 
 async fn daemon(State(state): SharedState) -> Response {
@@ -46,22 +66,47 @@ async fn gpus(State(state): SharedState) -> Response {
     answer(|| Gpus { gpus: state.gpus() })
 }
 
-async fn drain_gpu(State(state): SharedState, index: Result<Path<String>, PathRejection>) -> Response {
-    change_gpu(index, |index| state.drain_gpu(index))
+async fn drain_gpu(
+    State(state): SharedState,
+    index: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    change_gpu(index, body, |index| state.drain_gpu(index))
 }
 
-async fn undrain_gpu(State(state): SharedState, index: Result<Path<String>, PathRejection>) -> Response {
-    change_gpu(index, |index| state.undrain_gpu(index))
+async fn undrain_gpu(
+    State(state): SharedState,
+    index: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    change_gpu(index, body, |index| state.undrain_gpu(index))
 }
+
+/// What is to change of a GPU besides what the path says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoSettings {}
 
 fn change_gpu(
     index: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
     change: impl FnOnce(u16) -> Result<Gpu, Refusal>,
 ) -> Response {
     let index = index.map_or_else(|_| "\u{fffd}".to_owned(), |Path(index)| index);
     let Ok(number) = index.parse::<u16>() else {
         return not_found(format!("There is no GPU {:?}", quote(&index)), "GPUs are numbered from 0");
     };
+    let bad_body = |problem: &str| bad_request("settings of a GPU", problem, "Send no body, or {}");
+    match body {
+        Ok(body) if body.is_empty() => {}
+        Ok(body) => {
+            if let Err(error) = parse_object::<NoSettings>(&body) {
+                return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string()));
+            }
+        }
+        // Too large, or cut off.
+        Err(rejection) => return refuse(rejection.status(), bad_body(&rejection.body_text())),
+    }
     match contain("operator API", || change(number)) {
         Outcome::Returned(Ok(gpu)) => Json(gpu).into_response(),
         Outcome::Returned(Err(Refusal::NotFound { message })) => {
@@ -98,17 +143,22 @@ async fn change_slice(
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    let hint = r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#;
+    let bad_body = |problem: &str| bad_request("a change of a slice", problem, hint);
     let body = match body {
         Ok(body) => body,
         // Too large, or cut off.
         Err(rejection) => return refuse(rejection.status(), bad_body(&rejection.body_text())),
     };
-    // An array would do for a structure.
-    let object = serde_json::from_slice::<serde_json::Map<_, _>>(&body);
-    let change = match object.and_then(|object| serde_json::from_value(object.into())) {
+    let change = match parse_object::<SliceChange>(&body) {
         Ok(change) => change,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string())),
     };
+    if let Some(limit_bytes) = change.limit_bytes.filter(|bytes| *bytes > v1::MAX_LIMIT_BYTES) {
+        let (limit, largest) = (ByteSize(limit_bytes), ByteSize(v1::MAX_LIMIT_BYTES));
+        let problem = format!("the limit is {limit:#}, beyond the largest, {largest:#}");
+        return refuse(StatusCode::BAD_REQUEST, bad_body(&problem));
+    }
     let ask = || match state.change_slice(&name, change) {
         Ok(slice) => Json(slice).into_response(),
         Err(Refusal::NotFound { .. }) => refuse(StatusCode::NOT_FOUND, no_such_slice(&name, &state.slices())),
@@ -120,10 +170,9 @@ async fn change_slice(
     }
 }
 
-fn bad_body(problem: &str) -> ErrorBody {
-    let message = format!("The body is not a change of a slice: {}", quote(problem));
-    let hint = Some(r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#.to_owned());
-    ErrorBody { code: ErrorCode::BadRequest, message, hint }
+fn bad_request(expected: &str, problem: &str, hint: &str) -> ErrorBody {
+    let message = format!("The body is not {expected}: {}", shorten(problem, MAX_PROBLEM_CHARS));
+    ErrorBody { code: ErrorCode::BadRequest, message, hint: Some(hint.to_owned()) }
 }
 
 fn conflict(message: String) -> Response {
@@ -163,22 +212,22 @@ async fn unknown_route(uri: Uri) -> Response {
     refuse(StatusCode::NOT_FOUND, body)
 }
 
-async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+/// What the router says about methods, said in words too.
+async fn explain_method_not_allowed(method: Method, uri: Uri, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status() != StatusCode::METHOD_NOT_ALLOWED {
+        return response;
+    }
+    let allow = response.headers().get(header::ALLOW).cloned();
+    let methods = allow.as_ref().and_then(|allow| allow.to_str().ok());
     let body = ErrorBody {
         code: ErrorCode::MethodNotAllowed,
         message: format!("{} does not take {}", quote(uri.path()), quote(method.as_str())),
-        hint: Some(other_method(&method, uri.path()).to_owned()),
+        hint: methods.map(|methods| format!("Use {}", methods.replace(',', " or "))),
     };
-    refuse(StatusCode::METHOD_NOT_ALLOWED, body)
-}
-
-fn other_method(method: &Method, path: &str) -> &'static str {
-    let is_slice = path.starts_with(&format!("{}/", v1::SLICES_PATH));
-    match (is_slice, *method == Method::GET) {
-        (true, _) => "Use GET or PATCH",
-        (false, true) => "Use POST",
-        (false, false) => "Use GET",
-    }
+    let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, body);
+    refusal.headers_mut().extend(allow.map(|allow| (header::ALLOW, allow)));
+    refusal
 }
 
 /// Bodies of unknown length are cut off where they become too long, if they are read at all.
@@ -216,9 +265,13 @@ fn refuse(status: StatusCode, body: ErrorBody) -> Response {
 }
 
 fn quote(text: &str) -> String {
-    let mut quoted: String = text.chars().take(MAX_QUOTED_CHARS).collect();
-    if quoted.len() < text.len() {
-        quoted.push('…');
+    shorten(text, MAX_QUOTED_CHARS)
+}
+
+fn shorten(text: &str, max_chars: usize) -> String {
+    let mut shortened: String = text.chars().take(max_chars).collect();
+    if shortened.len() < text.len() {
+        shortened.push('…');
     }
-    quoted
+    shortened
 }

@@ -8,18 +8,19 @@ use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use vram_sandbox::{Outcome, Worker, spawn_supervised};
 
-use crate::limits::Limits;
+use crate::admission::Admission;
 use crate::socket::{SocketFile, listen_at};
-use crate::{ControlState, ServerError, routes};
+use crate::{ControlState, Limits, ServerError, routes};
 
 /// After a failure to accept (no descriptors left, most often) the server waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
@@ -38,14 +39,16 @@ impl ControlServer {
     /// Starts to serve at a path; when it returns, the socket is listening. The folder is made if it does not exist, a
     /// dead daemon's socket is replaced, a live one's is an error.
     pub fn start(socket: impl Into<PathBuf>, state: Arc<dyn ControlState>) -> Result<Self, ServerError> {
-        Self::start_with(socket.into(), state, Limits::default())
+        Self::start_with(socket, state, Limits::default())
     }
 
-    pub(crate) fn start_with(
-        socket: PathBuf,
+    /// The same with other bounds.
+    pub fn start_with(
+        socket: impl Into<PathBuf>,
         state: Arc<dyn ControlState>,
         limits: Limits,
     ) -> Result<Self, ServerError> {
+        let socket = socket.into();
         let (listener, file) = listen_at(&socket)?;
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -101,15 +104,24 @@ async fn serve(
     mut stopped: oneshot::Receiver<()>,
     file: SocketFile,
 ) {
-    let slots = Arc::new(Semaphore::new(limits.max_connections));
+    let admission = Admission::new(&limits, geteuid().as_raw());
+    // As many as are served are told that they are not; beyond that they are only closed.
+    let refusals = Arc::new(Semaphore::new(limits.max_connections));
     let connections = GracefulShutdown::new();
     loop {
-        tokio::select! {
+        let stream = tokio::select! {
             _ = &mut stopped => break,
-            (stream, slot) = accept(&listener, &slots) => {
-                let connection = serve_connection(stream, router.clone(), limits, connections.watcher());
-                tokio::spawn(hold(slot, connection));
-            }
+            stream = accept(&listener) => stream,
+        };
+        let watcher = connections.watcher();
+        if let Some(slot) = admission.admit(user_of(&stream)) {
+            let router = router.clone();
+            let connection = serve_connection(stream, router, limits, limits.connection_timeout, watcher);
+            tokio::spawn(hold(slot, connection));
+        } else if let Ok(refusal) = refusals.clone().try_acquire_owned() {
+            let connection =
+                serve_connection(stream, routes::busy(), limits, limits.refusal_timeout, watcher);
+            tokio::spawn(hold(refusal, connection));
         }
     }
     // Nobody finds the socket any more, and those in its backlog learn that nobody will answer.
@@ -120,15 +132,10 @@ async fn serve(
     }
 }
 
-async fn accept(
-    listener: &UnixListener,
-    slots: &Arc<Semaphore>,
-) -> (UnixStream, Option<OwnedSemaphorePermit>) {
-    // Fails only when the semaphore is closed, which nobody does.
-    let slot = slots.clone().acquire_owned().await.ok();
+async fn accept(listener: &UnixListener) -> UnixStream {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, slot),
+            Ok((stream, _)) => return stream,
             Err(error) => {
                 tracing::warn!(%error, "Cannot accept a connection to the operator API");
                 sleep(ACCEPT_PAUSE).await;
@@ -142,20 +149,33 @@ async fn hold<T>(held: T, work: impl Future<Output = ()>) {
     drop(held);
 }
 
-async fn serve_connection(stream: UnixStream, router: Router, limits: Limits, watcher: Watcher) {
+/// Who made the connection.
+fn user_of(stream: &UnixStream) -> Option<u32> {
     match stream.peer_cred() {
         Ok(peer) => {
             tracing::debug!(uid = peer.uid(), gid = peer.gid(), pid = peer.pid(), "An operator connected");
+            Some(peer.uid())
         }
-        Err(error) => tracing::debug!(%error, "An operator connected, nobody knows who"),
+        Err(error) => {
+            tracing::debug!(%error, "An operator connected, nobody knows who");
+            None
+        }
     }
+}
+
+async fn serve_connection(
+    stream: UnixStream,
+    router: Router,
+    limits: Limits,
+    time: Duration,
+    watcher: Watcher,
+) {
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_timeout)
+        .keep_alive(false)
         .max_buf_size(limits.max_head_bytes)
         .max_headers(limits.max_headers)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match timeout(limits.connection_timeout, watcher.watch(connection)).await {
+    match timeout(time, watcher.watch(connection)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "Closed an operator's connection"),
         Err(_elapsed) => tracing::debug!("Closed an operator's connection after its time"),

@@ -1,13 +1,27 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use vram_control_api::{ByteSize, DEFAULT_CONTROL_SOCKET};
+use vram_control_api::{ByteSize, DEFAULT_CONTROL_SOCKET, Printable};
+
+const EXIT_STATUS: &str = "\
+Exit status: 0 done, 1 failed, 2 wrong usage. With `-o json`, what failed is told as JSON on standard error:
+{\"code\", \"message\", \"hint\"}, as in the operator API; wrong usage is told as text.";
+
+/// Reads the command line of this process. An error repeats what was typed in printable characters.
+pub(crate) fn parse() -> Result<Args, clap::Error> {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    Args::try_parse_from(&words).map_err(|error| {
+        let printable = words.iter().map(|word| Printable(&word.to_string_lossy()).to_string());
+        Args::try_parse_from(printable).err().unwrap_or(error)
+    })
+}
 
 /// Shows and explains what vramd serves.
 #[derive(Debug, Parser)]
-#[command(name = "vramctl", version)]
+#[command(name = "vramctl", version, after_help = EXIT_STATUS)]
 pub(crate) struct Args {
     /// Socket of the daemon's operator API
     #[arg(long, global = true, env = "VRAM_CONTROL", value_name = "PATH", default_value = DEFAULT_CONTROL_SOCKET)]
@@ -26,7 +40,7 @@ pub(crate) struct Args {
 pub(crate) enum Output {
     /// Aligned columns, for people
     Table,
-    /// The JSON of the operator API, for programs
+    /// The JSON of the operator API, for programs; errors too
     Json,
 }
 

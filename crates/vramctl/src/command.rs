@@ -9,6 +9,7 @@ use vram_control_api::{ByteSize, Client, ClientError};
 
 use crate::args::{Args, Command, GpuCommand, Output, SliceCommand};
 use crate::attach::Attachment;
+use crate::show;
 use crate::table::{Align, fields, table};
 
 /// How often a drain that is waited for is looked at.
@@ -19,7 +20,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(200);
 pub(crate) struct Shown {
     /// The result, for the standard output.
     pub(crate) output: String,
-    /// Remarks for people, for the standard error output.
+    /// Remarks for people, for the standard error output; none beside JSON.
     pub(crate) notes: Vec<String>,
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
             show(output, &client.change_slice(&name, &change)?, slice_fields)
         }
         Command::Slice(SliceCommand::Attach { name, vmm }) => {
-            let attachment = Attachment::new(&client.slice(&name)?, vmm);
+            let attachment = Attachment::new(&client.slice(&name)?, vmm)?;
             let mut shown = show(output, &attachment, Attachment::shell_line)?;
             if output == Output::Table {
                 shown.notes = attachment.notes;
@@ -88,7 +89,7 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
 fn show<T: Serialize>(output: Output, value: &T, for_people: impl FnOnce(&T) -> String) -> Result<Shown> {
     let output = match output {
         Output::Table => for_people(value),
-        Output::Json => serde_json::to_string_pretty(value)? + "\n",
+        Output::Json => show::json(value)?,
     };
     Ok(Shown { output, notes: Vec::new() })
 }
@@ -104,7 +105,9 @@ fn version(output: Output, daemon: Result<Daemon, ClientError>) -> Result<Shown>
         let vramd = versions.vramd.clone().unwrap_or_else(|| "-".to_owned());
         fields(&[("vramctl", versions.vramctl.to_owned()), ("vramd", vramd)])
     })?;
-    shown.notes.extend(note);
+    if output == Output::Table {
+        shown.notes.extend(note);
+    }
     Ok(shown)
 }
 

@@ -1,4 +1,6 @@
-//! Aligned columns.
+//! Aligned columns, in which words of others are shown and not obeyed.
+
+use vram_control_api::Printable;
 
 /// How a column is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +15,8 @@ pub(crate) enum Align {
 /// last columns empty; cells beyond the header are not shown.
 pub(crate) fn table(header: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let titles: Vec<String> = header.iter().map(|(title, _)| (*title).to_owned()).collect();
-    let lines = || std::iter::once(&titles).chain(rows);
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(printable).collect()).collect();
+    let lines = || std::iter::once(&titles).chain(&rows);
     let width = |column: usize| {
         lines().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
@@ -38,7 +41,14 @@ pub(crate) fn table(header: &[(&str, Align)], rows: &[Vec<String>]) -> String {
 /// Lines of a name and a value, the values below each other.
 pub(crate) fn fields(fields: &[(&str, String)]) -> String {
     let width = fields.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0) + 1;
-    fields.iter().map(|(name, value)| format!("{:<width$} {value}\n", format!("{name}:"))).collect()
+    fields
+        .iter()
+        .map(|(name, value)| format!("{:<width$} {}\n", format!("{name}:"), Printable(value)))
+        .collect()
+}
+
+fn printable(cell: impl AsRef<str>) -> String {
+    Printable(cell.as_ref()).to_string()
 }
 
 #[cfg(test)]
@@ -58,6 +68,16 @@ mod tests {
     #[test]
     fn table_without_rows_is_its_header() {
         assert_eq!(table(&[("A", Align::Left), ("B", Align::Right)], &[]), "A  B\n");
+    }
+
+    #[test]
+    fn table_cells_stay_in_their_line_and_are_as_wide_as_shown() {
+        let rows = [vec!["a\n\u{1b}[A".into(), "1".into()], vec!["b".into(), "2".into()]];
+
+        let text = table(&[("NAME", Align::Left), ("N", Align::Right)], &rows);
+
+        assert_eq!(text, "NAME         N\na\\n\\u{1b}[A  1\nb            2\n");
+        assert_eq!(fields(&[("a", "\u{202e}\n".into())]), "a: \\u{202e}\\n\n");
     }
 
     #[test]

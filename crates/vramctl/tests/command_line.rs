@@ -1,104 +1,17 @@
 //! The program itself, against the server it is made for.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use vram_control_api::v1::{
-    BackedOnGpu, Daemon, Gpu, GpuState, Gpus, Placement, Slice, SliceChange, SliceCounters, SliceState,
-    Slices,
-};
-use vram_control_server::{ControlServer, ControlState, Refusal};
-
-struct FakeDaemon;
-
-impl ControlState for FakeDaemon {
-    fn daemon(&self) -> Daemon {
-        Daemon {
-            version: "9.8.7".into(),
-            backend: "sim".into(),
-            simulated: true,
-            backend_version: "simulated GPUs".into(),
-            boot_epoch: 0xab,
-            uptime_seconds: 187,
-        }
-    }
-
-    fn gpus(&self) -> Vec<Gpu> {
-        vec![Gpu {
-            index: 0,
-            name: "Simulated GPU".into(),
-            uuid: "00000000-0000-0000-0000-000000000001".into(),
-            total_bytes: 1 << 30,
-            pool_bytes: 1 << 30,
-            used_bytes: 192 << 20,
-            promised_bytes: 512 << 20,
-            pci: Some("0000:65:00.0".into()),
-            numa_node: None,
-            state: GpuState::Ready,
-        }]
-    }
-
-    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
-        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
-        let mut slice = self.slice(name).ok_or_else(missing)?;
-        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
-        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
-        if slice.guarantee_bytes > slice.limit_bytes {
-            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
-        }
-        Ok(slice)
-    }
-
-    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
-            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(self.gpus().remove(0)),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn slices(&self) -> Vec<Slice> {
-        ["tenant-a", "b"].map(|name| self.slice(name).unwrap()).into()
-    }
-
-    fn slice(&self, name: &str) -> Option<Slice> {
-        matches!(name, "tenant-a" | "b").then(|| Slice {
-            name: name.into(),
-            state: SliceState::InUse,
-            guarantee_bytes: 512 << 20,
-            limit_bytes: 3 << 29,
-            placement: Placement::Spill,
-            home_gpu: Some(0),
-            allocated_bytes: 130 << 20,
-            backed_bytes: 192 << 20,
-            quarantined_bytes: 0,
-            backed_by_gpu: vec![
-                BackedOnGpu { gpu: 0, backed_bytes: 128 << 20 },
-                BackedOnGpu { gpu: 1, backed_bytes: 64 << 20 },
-            ],
-            allocations: 3,
-            contexts: 1,
-            socket: format!("/run/vram/{name}.sock"),
-            virtio_id: 37,
-            request_queues: 2,
-            counters: SliceCounters {
-                requests: 12,
-                errors: 1,
-                in_bytes: 4096,
-                out_bytes: 0,
-                copied_bytes: 1 << 20,
-            },
-        })
-    }
-}
+use vram_control_api::is_printable;
+use vram_control_api::v1::{Daemon, ErrorBody, Gpus, Slice, Slices};
+use vram_control_server::ControlServer;
+use vram_testkit::FakeDaemon;
 
 struct Fixture {
     folder: TempDir,
@@ -106,14 +19,28 @@ struct Fixture {
 }
 
 fn serve() -> Fixture {
+    serve_as(FakeDaemon::default())
+}
+
+fn serve_as(daemon: FakeDaemon) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
-    let server = ControlServer::start(folder.path().join("c.sock"), Arc::new(FakeDaemon)).unwrap();
+    let server = ControlServer::start(folder.path().join("c.sock"), Arc::new(daemon)).unwrap();
     Fixture { folder, _server: server }
 }
 
 impl Fixture {
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("c.sock")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = vramctl();
+        command.args(arguments).env("VRAM_CONTROL", self.socket());
+        command
+    }
+
     fn run(&self, arguments: &[&str]) -> Output {
-        vramctl().args(arguments).env("VRAM_CONTROL", self.folder.path().join("c.sock")).output().unwrap()
+        self.command(arguments).output().unwrap()
     }
 }
 
@@ -140,20 +67,21 @@ fn tables_are_aligned() {
             "\
 GPU  NAME           TOTAL  POOL    USED  PROMISED  PCI           NUMA  STATE
   0  Simulated GPU   1GiB  1GiB  192MiB    512MiB  0000:65:00.0     -  ready
+  1  Simulated GPU   1GiB  1GiB  192MiB    512MiB  -                0  lost
 ",
         ),
         (
             &["slice", "list"],
             "\
 NAME      STATE   GUARANTEE   LIMIT  ALLOCATED  BACKED  HOME  QUEUES  CONTEXTS
-tenant-a  in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
-b         in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
+a         in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
+tenant-b  in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
 ",
         ),
         (
-            &["slice", "show", "b"],
+            &["slice", "show", "a"],
             "\
-name:           b
+name:           a
 state:          in use
 guarantee:      512MiB
 limit:          1.5GiB
@@ -164,7 +92,7 @@ backed:         192MiB (128MiB on GPU 0, 64MiB on GPU 1)
 quarantined:    0B
 allocations:    3
 contexts:       1
-socket:         /run/vram/b.sock
+socket:         /run/vram/a.sock
 virtio id:      37
 request queues: 2
 requests:       12
@@ -185,13 +113,13 @@ uptime:          3m 7s
 ",
         ),
         (
-            &["slice", "attach", "b", "--vmm", "qemu"],
-            "-chardev socket,id=vram-b,path=/run/vram/b.sock -device vhost-user-test-device-pci,chardev=vram-b,\
+            &["slice", "attach", "a", "--vmm", "qemu"],
+            "-chardev socket,id=vram-a,path=/run/vram/a.sock -device vhost-user-test-device-pci,chardev=vram-a,\
              virtio-id=37,num_vqs=4,vq_size=256,config_size=64\n",
         ),
         (
-            &["slice", "attach", "b", "--vmm", "cloud-hypervisor"],
-            "--generic-vhost-user 'socket=/run/vram/b.sock,device_type=37,queue_sizes=[256,256,256,256]'\n",
+            &["slice", "attach", "a", "--vmm", "cloud-hypervisor"],
+            "--generic-vhost-user 'socket=/run/vram/a.sock,device_type=37,queue_sizes=[256,256,256,256]'\n",
         ),
     ];
     for (arguments, expected) in cases {
@@ -206,13 +134,13 @@ uptime:          3m 7s
 fn slices_are_resized() {
     let fixture = serve();
 
-    let resized = fixture.run(&["slice", "resize", "tenant-a", "--limit", "3GiB", "--guarantee", "1GiB"]);
+    let resized = fixture.run(&["slice", "resize", "a", "--limit", "3GiB", "--guarantee", "1GiB"]);
     assert!(resized.status.success() && output(&resized).contains("3GiB"), "{resized:?}");
-    let refused = fixture.run(&["slice", "resize", "tenant-a", "--limit", "1MiB", "--guarantee", "1GiB"]);
+    let refused = fixture.run(&["slice", "resize", "a", "--limit", "1MiB", "--guarantee", "1GiB"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(notes(&refused).contains("above the limit"), "{refused:?}");
-    assert_eq!(fixture.run(&["slice", "resize", "tenant-a"]).status.code(), Some(2));
-    assert_eq!(fixture.run(&["slice", "resize", "tenant-a", "--limit", "lots"]).status.code(), Some(2));
+    assert_eq!(fixture.run(&["slice", "resize", "a"]).status.code(), Some(2));
+    assert_eq!(fixture.run(&["slice", "resize", "a", "--limit", "lots"]).status.code(), Some(2));
 }
 
 #[test]
@@ -241,13 +169,14 @@ fn json_is_that_of_the_api() {
         serde_json::from_slice(&result.stdout).unwrap()
     }
 
-    assert_eq!(json::<Gpus>(&fixture, &["gpu", "list"]).gpus, FakeDaemon.gpus());
-    assert_eq!(json::<Slices>(&fixture, &["slice", "list"]).slices, FakeDaemon.slices());
-    assert_eq!(json::<Slice>(&fixture, &["slice", "show", "b"]), FakeDaemon.slice("b").unwrap());
-    assert_eq!(json::<Daemon>(&fixture, &["daemon"]), FakeDaemon.daemon());
+    let daemon = FakeDaemon::default();
+    assert_eq!(json::<Gpus>(&fixture, &["gpu", "list"]).gpus, daemon.gpus);
+    assert_eq!(json::<Slices>(&fixture, &["slice", "list"]).slices, daemon.slices);
+    assert_eq!(json::<Slice>(&fixture, &["slice", "show", "a"]), daemon.slices[0]);
+    assert_eq!(json::<Daemon>(&fixture, &["daemon"]), daemon.daemon);
     let versions: serde_json::Value = json(&fixture, &["version"]);
     assert_eq!(versions["vramd"], "9.8.7");
-    let attachment: serde_json::Value = json(&fixture, &["slice", "attach", "b", "--vmm", "qemu"]);
+    let attachment: serde_json::Value = json(&fixture, &["slice", "attach", "a", "--vmm", "qemu"]);
     assert_eq!(attachment["minimum_version"], "10.2");
     assert_eq!(attachment["arguments"][0], "-chardev");
 }
@@ -257,9 +186,9 @@ fn notes_say_what_is_simulated_and_what_a_vmm_needs() {
     let fixture = serve();
 
     assert_eq!(notes(&fixture.run(&["gpu", "list"])), "note: these GPUs are simulated\n");
-    let qemu = fixture.run(&["slice", "attach", "b", "--vmm", "qemu"]);
+    let qemu = fixture.run(&["slice", "attach", "a", "--vmm", "qemu"]);
     assert!(notes(&qemu).contains("QEMU 10.2 or newer") && notes(&qemu).contains("memory-backend-memfd"));
-    let cloud_hypervisor = fixture.run(&["slice", "attach", "b", "--vmm", "cloud-hypervisor"]);
+    let cloud_hypervisor = fixture.run(&["slice", "attach", "a", "--vmm", "cloud-hypervisor"]);
     assert!(
         notes(&cloud_hypervisor).contains("Cloud Hypervisor 52")
             && notes(&cloud_hypervisor).contains("shared=on")
@@ -274,7 +203,7 @@ fn wrong_names_fail_with_the_known_ones() {
         let result = fixture.run(arguments);
 
         assert_eq!(result.status.code(), Some(1));
-        assert_eq!(notes(&result), "error: There is no slice \"c\"\nhint: The slices are tenant-a, b\n");
+        assert_eq!(notes(&result), "error: There is no slice \"c\"\nhint: The slices are a, tenant-b\n");
         assert!(result.stdout.is_empty());
     }
 }
@@ -306,8 +235,8 @@ fn wrong_usage_exits_with_2() {
         &[],
         &["slice"],
         &["slice", "show"],
-        &["slice", "attach", "b"],
-        &["slice", "attach", "b", "--vmm", "xen"],
+        &["slice", "attach", "a"],
+        &["slice", "attach", "a", "--vmm", "xen"],
         &["gpu", "list", "-o", "yaml"],
         &["frobnicate"],
         &["gpu", "list", "--control"],
@@ -325,12 +254,188 @@ fn closed_output_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
 
-    let status = vramctl()
-        .args(["slice", "list"])
-        .env("VRAM_CONTROL", fixture.folder.path().join("c.sock"))
-        .stdout(writer)
-        .status()
-        .unwrap();
+    let status = fixture.command(&["slice", "list"]).stdout(writer).status().unwrap();
 
     assert_eq!(status.code(), Some(0));
+}
+
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+/// Commands and the statuses they end with when all is well with the outputs.
+const ENDINGS: [(&[&str], i32); 5] = [
+    (&["gpu", "list"], 0),
+    (&["slice", "attach", "a", "--vmm", "qemu"], 0),
+    (&["slice", "show", "c"], 1),
+    (&["slice", "show", "c", "-o", "json"], 1),
+    (&["frobnicate"], 2),
+];
+
+#[test]
+fn full_standard_error_does_not_change_the_status() {
+    let fixture = serve();
+    for (arguments, status) in ENDINGS {
+        let result = fixture.command(arguments).stderr(full()).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(status), "{arguments:?}");
+        assert_eq!(result.stdout.is_empty(), status != 0, "{arguments:?}");
+    }
+}
+
+#[test]
+fn full_standard_output_is_a_failure_that_is_told() {
+    let fixture = serve();
+    for arguments in [&["gpu", "list"][..], &["daemon", "-o", "json"], &["--help"], &["--version"]] {
+        let result = fixture.command(arguments).stdout(full()).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(1), "{arguments:?}");
+        assert!(notes(&result).contains("Cannot write the result: No space left"), "{}", notes(&result));
+        let both = fixture.command(arguments).stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(both.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn closed_outputs_do_not_change_the_status() {
+    let fixture = serve();
+    for (arguments, status) in ENDINGS {
+        for closed in ["2>&-", ">&-", ">&- 2>&-"] {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec \"$0\" \"$@\" {closed}"), env!("CARGO_BIN_EXE_vramctl")]);
+            shell.args(arguments).env("VRAM_CONTROL", fixture.socket());
+
+            assert_eq!(shell.output().unwrap().status.code(), Some(status), "{arguments:?} {closed}");
+        }
+    }
+}
+
+/// A terminal would obey some of it.
+const HOSTILE: &str =
+    "x\u{1b}]0;owned\u{7}\u{1b}[2J\r\nerror: y\u{7f}\u{9b}1m\u{202e}z\u{2066}\u{2069}\u{200f}";
+
+fn is_harmless(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).unwrap().chars().all(|c| c == '\n' || is_printable(c))
+}
+
+fn hostile_daemon() -> FakeDaemon {
+    let mut daemon = FakeDaemon::default();
+    daemon.daemon.version = HOSTILE.into();
+    daemon.daemon.backend = HOSTILE.into();
+    daemon.daemon.backend_version = HOSTILE.into();
+    daemon.gpus[0].name = HOSTILE.into();
+    daemon.gpus[0].pci = Some(HOSTILE.into());
+    daemon.slices[0].socket = HOSTILE.into();
+    daemon.slices[1].name = HOSTILE.into();
+    daemon
+}
+
+#[test]
+fn words_of_a_hostile_daemon_are_shown_and_not_obeyed() {
+    let fixture = serve_as(hostile_daemon());
+    let commands: [&[&str]; 8] = [
+        &["gpu", "list"],
+        &["slice", "list"],
+        &["slice", "show", "a"],
+        &["slice", "show", "c"],
+        &["slice", "show", HOSTILE],
+        &["slice", "resize", "c", "--limit", "1GiB"],
+        &["daemon"],
+        &["version"],
+    ];
+    for arguments in commands {
+        for format in ["table", "json"] {
+            let result = fixture.run(&[arguments, &["-o", format]].concat());
+
+            assert!(is_harmless(&result.stdout) && is_harmless(&result.stderr), "{arguments:?}: {result:?}");
+            let lines = output(&result).lines().chain(notes(&result).lines());
+            assert!(!lines.into_iter().any(|line| line.starts_with("error: y")), "{result:?}");
+        }
+    }
+    let slices: Slices =
+        serde_json::from_slice(&fixture.run(&["slice", "list", "-o", "json"]).stdout).unwrap();
+    assert_eq!(slices.slices[1].name, HOSTILE);
+}
+
+#[test]
+fn slice_of_a_hostile_daemon_is_not_attached() {
+    let mut daemon = FakeDaemon::default();
+    daemon.slices[0].socket = "/s\n; reboot #".into();
+    daemon.slices[1].name = "$(reboot),server=on".into();
+    daemon.slices.push(Slice { socket: "/a,b c'd".into(), ..FakeDaemon::named_slice("odd") });
+    let fixture = serve_as(daemon);
+
+    for vmm in ["qemu", "cloud-hypervisor"] {
+        for (name, said) in [("a", "no path of a socket"), ("$(reboot),server=on", "no name of a slice")] {
+            for format in ["table", "json"] {
+                let result = fixture.run(&["slice", "attach", name, "--vmm", vmm, "-o", format]);
+
+                assert_eq!(result.status.code(), Some(1));
+                assert!(result.stdout.is_empty() && notes(&result).contains(said), "{result:?}");
+            }
+        }
+    }
+    let odd = fixture.run(&["slice", "attach", "odd", "--vmm", "qemu"]);
+    assert!(output(&odd).starts_with(r"-chardev 'socket,id=vram-odd,path=/a,,b c'\''d' -device"), "{odd:?}");
+    let odd = fixture.run(&["slice", "attach", "odd", "--vmm", "cloud-hypervisor"]);
+    assert!(odd.stdout.is_empty() && notes(&odd).contains("cannot be told the socket"), "{odd:?}");
+}
+
+#[test]
+fn errors_beside_json_are_json_of_the_same_shape() {
+    let fixture = serve();
+    let failure = |result: Output| {
+        assert!(result.status.code() == Some(1) && result.stdout.is_empty(), "{result:?}");
+        serde_json::from_slice::<serde_json::Value>(&result.stderr).unwrap()
+    };
+
+    let missing = failure(fixture.run(&["slice", "show", "c", "-o", "json"]));
+    assert_eq!(
+        missing,
+        serde_json::json!({
+            "code": "not_found",
+            "message": "There is no slice \"c\"",
+            "hint": "The slices are a, tenant-b",
+        })
+    );
+    let lost = failure(fixture.run(&["gpu", "drain", "1", "-o", "json"]));
+    assert_eq!(lost, serde_json::json!({ "code": "conflict", "message": "gpu1 is lost" }));
+    let nobody =
+        vramctl().args(["daemon", "-o", "json", "--control", "/nonexistent/c\u{1b}"]).output().unwrap();
+    let nobody = failure(nobody);
+    assert_eq!(nobody["code"], "unreachable");
+    assert_eq!(nobody["message"], "There is no socket at /nonexistent/c\u{1b}");
+    serde_json::from_value::<ErrorBody>(nobody).unwrap();
+    let waited = failure(fixture.run(&["gpu", "drain", "0", "--wait", "-o", "json"]));
+    assert_eq!(waited["code"], "failed");
+    let full = fixture.command(&["daemon", "-o", "json"]).stdout(full()).output().unwrap();
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&full.stderr).unwrap()["code"], "failed");
+    let version = vramctl().args(["version", "-o", "json", "--control", "/nonexistent/c"]).output().unwrap();
+    assert!(version.status.success() && version.stderr.is_empty(), "{version:?}");
+}
+
+#[test]
+fn arguments_that_are_refused_are_repeated_in_printable_characters() {
+    let not_utf8 = OsStr::from_bytes(b"--\xff\x1b[2J");
+    let hostile = OsStr::new(HOSTILE);
+    let cases: [&[&OsStr]; 8] = [
+        &[hostile],
+        &[not_utf8],
+        &[OsStr::new("slice"), not_utf8],
+        &[OsStr::new("slice"), OsStr::new("show"), OsStr::from_bytes(b"\xff\x1b[2J")],
+        &[OsStr::new("gpu"), OsStr::new("drain"), hostile],
+        &[OsStr::new("gpu"), OsStr::new("list"), OsStr::new("-o"), hostile],
+        &[OsStr::new("slice"), OsStr::new("resize"), OsStr::new("a"), OsStr::new("--limit"), hostile],
+        &[OsStr::new("gpu"), OsStr::new("list"), OsStr::new("--x\u{1b}[2J\nerror: y")],
+    ];
+    for arguments in cases {
+        let result = vramctl().args(arguments).output().unwrap();
+
+        assert_eq!(result.status.code(), Some(2), "{arguments:?}");
+        assert!(is_harmless(&result.stderr), "{arguments:?}: {result:?}");
+        assert!(!notes(&result).lines().any(|line| line.starts_with("error: y")), "{result:?}");
+    }
+    let socket = OsStr::from_bytes(b"/nonexistent/\xff\x1b[2J");
+    let result = vramctl().arg("daemon").arg("--control").arg(socket).output().unwrap();
+    assert!(result.status.code() == Some(1) && is_harmless(&result.stderr), "{result:?}");
 }

@@ -6,8 +6,15 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
     holder::{Digest, Handle, Name},
-    size::ByteSize,
+    size::{ByteSize, SizeError},
 };
+
+/// Most streams of a benchmark.
+const MAX_STREAMS: u32 = 64;
+/// Most seconds for each of its lines.
+const MAX_SECONDS: f64 = 3600.0;
+/// Its largest transfer; each stream holds so much of this machine's memory.
+const MAX_BLOCK: ByteSize = ByteSize(1 << 30);
 
 /// GPU memory of the pool, for this virtual machine.
 #[derive(Debug, Parser)]
@@ -54,7 +61,7 @@ pub(crate) enum Command {
         /// Name of the new one; without it, one is made up
         name: Option<Name>,
         /// Bytes, a power of two up to 1 GiB
-        #[arg(long, default_value = "0")]
+        #[arg(long, default_value = "0", allow_hyphen_values = true)]
         alignment: ByteSize,
     },
     /// Fill an allocation with a pattern, on the device
@@ -111,10 +118,10 @@ pub(crate) struct Put {
     #[arg(long)]
     pub(crate) name: Option<Name>,
     /// Bytes to put; needed when the file's size cannot be known, as of a pipe
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     pub(crate) size: Option<ByteSize>,
     /// Bytes, a power of two up to 1 GiB
-    #[arg(long, default_value = "0")]
+    #[arg(long, default_value = "0", allow_hyphen_values = true)]
     pub(crate) alignment: ByteSize,
 }
 
@@ -122,7 +129,7 @@ pub(crate) struct Put {
 pub(crate) struct Fill {
     pub(crate) handle: Handle,
     /// Number, decimal or 0x…
-    #[arg(long, default_value = "0", value_parser = number)]
+    #[arg(long, default_value = "0", value_parser = number, allow_hyphen_values = true)]
     pub(crate) pattern: u32,
     /// Bytes of the pattern
     #[arg(long, value_enum, default_value_t = Width::One)]
@@ -153,39 +160,64 @@ impl Width {
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Memory for each of source and destination
-    #[arg(long, default_value = "64MiB")]
+    #[arg(long, default_value = "64MiB", value_parser = some_bytes, allow_hyphen_values = true)]
     pub(crate) size: ByteSize,
-    /// Bytes of one transfer
-    #[arg(long, default_value = "1MiB")]
+    /// Bytes of one transfer, at most 1 GiB
+    #[arg(long, default_value = "1MiB", value_parser = block, allow_hyphen_values = true)]
     pub(crate) block: ByteSize,
     /// Threads, each on a stream of its own
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 1, value_parser = streams, allow_hyphen_values = true)]
     pub(crate) streams: u32,
     /// Seconds for each line of the table
-    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 2.0, value_parser = seconds, allow_hyphen_values = true)]
     pub(crate) seconds: f64,
 }
 
 /// A number, decimal or hexadecimal.
-pub(crate) fn number(text: &str) -> Result<u32, std::num::ParseIntError> {
-    match text.strip_prefix("0x") {
+pub(crate) fn number(text: &str) -> Result<u32, NumberError> {
+    let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
+    };
+    number.ok().ok_or(NumberError::Pattern)
+}
+
+/// Why a number is none, or not one that fits.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NumberError {
+    #[error("A pattern is a number from 0 to 0xffffffff, decimal or 0x…")]
+    Pattern,
+    #[error("Streams are a number from 1 to {MAX_STREAMS}")]
+    Streams,
+    #[error("Seconds are a number, more than 0 and at most {MAX_SECONDS}")]
+    Seconds,
+    #[error("A size is more than 0 here")]
+    NoBytes,
+    #[error("A block is at most {MAX_BLOCK}")]
+    Block,
+    #[error(transparent)]
+    Size(#[from] SizeError),
+}
+
+fn some_bytes(text: &str) -> Result<ByteSize, NumberError> {
+    match text.parse()? {
+        ByteSize(0) => Err(NumberError::NoBytes),
+        size => Ok(size),
     }
 }
 
-/// Why a duration is none.
-#[derive(Debug, thiserror::Error)]
-enum SecondsError {
-    #[error(transparent)]
-    Malformed(#[from] std::num::ParseFloatError),
-    #[error("Seconds are more than 0 and at most 3600")]
-    Range,
+fn block(text: &str) -> Result<ByteSize, NumberError> {
+    let block = some_bytes(text)?;
+    if block.0 > MAX_BLOCK.0 { Err(NumberError::Block) } else { Ok(block) }
 }
 
-fn seconds(text: &str) -> Result<f64, SecondsError> {
-    let seconds: f64 = text.parse()?;
-    if seconds > 0.0 && seconds <= 3600.0 { Ok(seconds) } else { Err(SecondsError::Range) }
+fn streams(text: &str) -> Result<u32, NumberError> {
+    text.parse().ok().filter(|streams| (1..=MAX_STREAMS).contains(streams)).ok_or(NumberError::Streams)
+}
+
+fn seconds(text: &str) -> Result<f64, NumberError> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= MAX_SECONDS);
+    seconds.ok_or(NumberError::Seconds)
 }
 
 #[cfg(test)]
@@ -232,6 +264,9 @@ mod tests {
             "vram put f --name a/b",
             "vram fill x --width 3",
             "vram fill x --pattern 0x1ffffffff",
+            "vram fill x --pattern -1",
+            "vram put f --size -1",
+            "vram put f --alignment -1",
             "vram free",
             "vram free x --all",
             "vram verify x --file f --sha256 00",
@@ -244,6 +279,40 @@ mod tests {
             "vram frobnicate",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn bench_numbers_that_do_not_fit_say_which_do() {
+        let cases = [
+            ("--size 0", "more than 0"),
+            ("--size -1", "negative"),
+            ("--size -5MiB", "negative"),
+            ("--size lots", "a number of bytes"),
+            ("--size 99999999TiB", "larger than any memory"),
+            ("--block 0", "more than 0"),
+            ("--block -1", "negative"),
+            ("--block 2GiB", "at most 1 GiB"),
+            ("--block x", "a number of bytes"),
+            ("--streams 0", "from 1 to 64"),
+            ("--streams -1", "from 1 to 64"),
+            ("--streams 65", "from 1 to 64"),
+            ("--streams 99999999999999999999", "from 1 to 64"),
+            ("--streams many", "from 1 to 64"),
+            ("--seconds 0", "more than 0 and at most 3600"),
+            ("--seconds -1", "more than 0 and at most 3600"),
+            ("--seconds 1e400", "more than 0 and at most 3600"),
+            ("--seconds nan", "more than 0 and at most 3600"),
+            ("--seconds soon", "more than 0 and at most 3600"),
+        ];
+        for (option, said) in cases {
+            let line = format!("vram bench {option}");
+            let error = Arguments::try_parse_from(line.split_whitespace()).unwrap_err();
+
+            assert_eq!(error.kind(), ErrorKind::ValueValidation, "{option}");
+            let (option, value) = option.split_once(' ').unwrap();
+            let error = error.to_string();
+            assert!(error.contains(said) && error.contains(option) && error.contains(value), "{error}");
         }
     }
 

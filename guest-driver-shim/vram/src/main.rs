@@ -15,7 +15,10 @@ mod pipeline;
 mod report;
 mod size;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use clap::Parser;
 
@@ -24,21 +27,37 @@ use commands::{Different, UsageError};
 use holder::HolderError;
 use pipeline::PipelineError;
 
+const WRONG_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let Err(error) = commands::run(arguments, &mut io::stdout()) else { return ExitCode::SUCCESS };
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => commands::run(arguments, &mut io::stdout()),
+        Err(error) if error.use_stderr() => {
+            // The exit status says it too.
+            let _ = error.print();
+            return ExitCode::from(WRONG_USAGE);
+        }
+        // Help and version are results.
+        Err(error) => error.print().and_then(|()| io::stdout().flush()).map_err(anyhow::Error::from),
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
     if error.is::<UsageError>() {
-        eprintln!("vram: {error}");
-        return ExitCode::from(2);
+        tell(&error.to_string());
+        return ExitCode::from(WRONG_USAGE);
     }
     // The result has said it already.
     if !error.is::<Different>() && !is_broken_pipe(&error) {
-        eprintln!("vram: {error:#}");
+        tell(&format!("{error:#}"));
     }
     if matches!(device_error(&error), Some(vram::Error::Stale(_))) {
-        eprintln!("vram: forget what was held with vram release, then put it again");
+        tell("forget what was held with vram release, then put it again");
     }
     ExitCode::FAILURE
+}
+
+/// Says something on standard error, if somebody can hear it. The exit status says the most important.
+fn tell(words: &str) {
+    let _ = writeln!(io::stderr(), "vram: {words}");
 }
 
 /// What the device said, if it was the device.

@@ -16,6 +16,8 @@ pub(crate) struct ByteSize(pub(crate) u64);
 pub(crate) enum SizeError {
     #[error("A size is a number of bytes, or a number with KiB, MiB, GiB or TiB")]
     Malformed,
+    #[error("A size is not negative")]
+    Negative,
     #[error("The size is larger than any memory")]
     TooLarge,
     #[error("The size is not a whole number of bytes")]
@@ -26,6 +28,9 @@ impl FromStr for ByteSize {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
+        if text.starts_with('-') {
+            return Err(SizeError::Negative);
+        }
         let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits_end);
         let shift = match unit.trim_start() {
@@ -100,7 +105,7 @@ mod tests {
         for (text, error) in [
             ("", SizeError::Malformed),
             ("MiB", SizeError::Malformed),
-            ("-1", SizeError::Malformed),
+            ("-1", SizeError::Negative),
             ("1.", SizeError::Malformed),
             (".5G", SizeError::Malformed),
             ("1.2.3", SizeError::Malformed),

@@ -412,7 +412,41 @@ fn bench_measures_each_operation_on_several_streams() {
     }
     assert!(report["throughput"][0]["mib_per_second"].as_f64().unwrap() > 0.0);
     assert!(bench.ok(&arguments).contains("MiB/s"));
-    assert!(bench.fails(2, &["bench", "--size", "1MiB", "--block", "2MiB"]).contains("--block"));
+}
+
+#[test]
+fn bench_of_sizes_that_do_not_fit_says_what_to_change() {
+    let Some(bench) = Bench::new() else { return };
+
+    let complaint = bench.fails(2, &["bench", "--size", "1MiB", "--block", "512KiB", "--streams", "4"]);
+    assert_eq!(
+        complaint,
+        "vram: A --block of 512 KiB is more than the 256 KiB that each of 4 stream(s) has of --size 1 MiB: \
+         choose a smaller --block or a larger --size\n"
+    );
+    assert!(
+        bench.fails(2, &["bench", "--size", "0"]).contains("'0' for '--size <SIZE>': A size is more than 0")
+    );
+    let complaint = bench.fails(1, &["bench", "--size", "16777215TiB"]);
+    assert!(complaint.contains("limit"), "{complaint}");
+}
+
+#[test]
+fn outputs_that_are_full_or_closed_end_with_the_right_status() {
+    let Some(bench) = Bench::new() else { return };
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+
+    for (arguments, status) in [(&["info"][..], 0), (&["get", "x", "y"], 1), (&["frobnicate"], 2)] {
+        let heard_by_nobody = bench.command(arguments).stderr(full()).output().unwrap();
+        assert_eq!(heard_by_nobody.status.code(), Some(status), "{arguments:?}");
+    }
+    for arguments in [&["info"][..], &["list"], &["--help"], &["--version"]] {
+        let unsaid = bench.command(arguments).stdout(full()).output().unwrap();
+        assert_eq!(unsaid.status.code(), Some(1), "{arguments:?}");
+        assert!(text(&unsaid.stderr).contains("No space left"), "{arguments:?}: {}", text(&unsaid.stderr));
+        let nowhere = bench.command(arguments).stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(nowhere.code(), Some(1), "{arguments:?}");
+    }
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub enum ErrorCode {
     Conflict,
     /// The request has a larger body than the server reads (413).
     TooLarge,
+    /// Too many connections are open, of this user or of all (503). Nothing was done; ask again.
+    Busy,
     /// The server failed; its log says more (500).
     Internal,
     /// A code this program does not know yet.

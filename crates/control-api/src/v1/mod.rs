@@ -15,4 +15,6 @@ pub use paths::{
     DAEMON_PATH, GPU_DRAIN_PATH, GPU_UNDRAIN_PATH, GPUS_PATH, SLICE_PATH, SLICES_PATH, gpu_drain_path,
     gpu_undrain_path, slice_path,
 };
-pub use slice::{BackedOnGpu, Placement, Slice, SliceChange, SliceCounters, SliceState, Slices};
+pub use slice::{
+    BackedOnGpu, MAX_LIMIT_BYTES, Placement, Slice, SliceChange, SliceCounters, SliceState, Slices,
+};

@@ -12,7 +12,8 @@ use super::*;
     info(
         title = "vram operator API",
         description = "HTTP/1.1 over the Unix socket `/run/vram/control.sock`. Every answer that is not a success has an \
-            `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body.",
+            `ErrorBody`, but for those to malformed requests (400, 414, 431), which have no body. A connection carries one \
+            request and is closed after 8 seconds. With too many connections open the answer is 503: ask again.",
         version = "1"
     ),
     paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice),
@@ -33,6 +34,7 @@ fn gpus() {}
     path = GPU_DRAIN_PATH,
     params(("index" = u16, Path, description = "Number of the GPU")),
     responses(
+        (status = 400, body = ErrorBody, description = "There is a body, and it is not `{}`"),
         (status = 200, body = Gpu, description = "The GPU, from which everything moves to others in the background"),
         (status = 404, body = ErrorBody, description = "There is no such GPU"),
         (status = 409, body = ErrorBody, description = "It cannot be drained: it is lost, a slice may not leave it, or the \
@@ -48,6 +50,7 @@ fn drain_gpu() {}
     params(("index" = u16, Path, description = "Number of the GPU")),
     responses(
         (status = 200, body = Gpu, description = "The GPU, in use again"),
+        (status = 400, body = ErrorBody, description = "There is a body, and it is not `{}`"),
         (status = 404, body = ErrorBody, description = "There is no such GPU")
     )
 )]
@@ -77,7 +80,7 @@ fn slice() {}
     request_body = SliceChange,
     responses(
         (status = 200, body = Slice, description = "The slice as it is now"),
-        (status = 400, body = ErrorBody, description = "The body is no `SliceChange`"),
+        (status = 400, body = ErrorBody, description = "The body is no `SliceChange`, has a field twice, or a limit beyond the largest"),
         (status = 404, body = ErrorBody, description = "There is no such slice; the hint lists those there are"),
         (status = 409, body = ErrorBody, description = "It cannot be: the guarantee is above the limit or does not fit, or \
             the limit does not fit the slice's addresses")

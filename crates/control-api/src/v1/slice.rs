@@ -129,13 +129,17 @@ pub struct SliceCounters {
     pub copied_bytes: u64,
 }
 
+/// The largest limit of a slice: the device addresses there are.
+pub const MAX_LIMIT_BYTES: u64 = 1 << 47;
+
 /// What is to change of a slice; what is left out stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SliceChange {
-    /// Bytes it can have at most. Lowered below what it has, it keeps that and gets no new shards.
+    /// Bytes it can have at most, up to 128 TiB. Lowered below what it has, it keeps that and gets no new shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schema(maximum = 140_737_488_355_328_u64))]
     pub limit_bytes: Option<u64>,
     /// Bytes it can always have.
     #[serde(default, skip_serializing_if = "Option::is_none")]

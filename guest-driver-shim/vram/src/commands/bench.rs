@@ -75,8 +75,10 @@ struct Latency {
 pub(crate) fn bench(context: &mut Context<'_>, bench: &Bench) -> Result<()> {
     let share_bytes = bench.size.0 / u64::from(bench.streams);
     let block_bytes = bench.block.0;
-    if !(1..=share_bytes).contains(&block_bytes) || usize::try_from(block_bytes).is_err() {
-        return Err(UsageError::BlockTooLarge { size: share_bytes }.into());
+    if block_bytes > share_bytes {
+        let share = ByteSize(share_bytes);
+        let Bench { block, streams, size, .. } = *bench;
+        return Err(UsageError::BlockTooLarge { block, share, streams, size }.into());
     }
     let device = context.open()?;
     let memory = Memory::new(&device, bench.size.0.max(LATENCY_BYTES))?;

@@ -17,7 +17,9 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     arguments::{Arguments, Command, Format},
-    holder::{Place, Session},
+    holder::{HolderError, Place, Session},
+    size::ByteSize,
+    tell,
 };
 
 /// Arguments that are each right but do not fit together. Ends the program with the status for wrong usage.
@@ -25,8 +27,11 @@ use crate::{
 pub(crate) enum UsageError {
     #[error("Pattern {pattern:#x} does not fit in {width} byte(s); choose a larger --width")]
     PatternTooWide { pattern: u32, width: u32 },
-    #[error("--block must be 1 to {size} bytes: the share of --size that each of the streams has")]
-    BlockTooLarge { size: u64 },
+    #[error(
+        "A --block of {block} is more than the {share} that each of {streams} stream(s) has of --size {size}: \
+         choose a smaller --block or a larger --size"
+    )]
+    BlockTooLarge { block: ByteSize, share: ByteSize, streams: u32, size: ByteSize },
     #[error("Step {step:?} is not understood: {problem}")]
     Step { step: String, problem: &'static str },
 }
@@ -67,7 +72,7 @@ impl Context<'_> {
 
     /// The holder that runs, or a new one.
     fn session_or_new(&self) -> Result<Session> {
-        let note = |lost: &crate::holder::HolderError| eprintln!("vram: note: {lost}");
+        let note = |lost: &HolderError| tell(&format!("note: {lost}"));
         Ok(Session::connect_or_start(&self.place()?, &self.device, note)?)
     }
 }

@@ -1,105 +1,21 @@
 //! The real client, and worse ones, against the server over a real socket.
 
-use std::io::{ErrorKind, Read, Write};
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use vram_control_api::v1::{
-    BackedOnGpu, Daemon, ErrorCode, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState,
-};
+use vram_control_api::v1::{ErrorCode, GpuState, SliceChange};
 use vram_control_api::{Client, ClientError};
-
-use crate::limits::Limits;
-use crate::{ControlServer, ControlState, Refusal, ServerError};
-
-struct FakeDaemon;
-
-impl ControlState for FakeDaemon {
-    fn daemon(&self) -> Daemon {
-        Daemon {
-            version: "0.1.0".into(),
-            backend: "sim".into(),
-            simulated: true,
-            backend_version: "simulated".into(),
-            boot_epoch: u64::MAX,
-            uptime_seconds: 3,
-        }
-    }
-
-    fn gpus(&self) -> Vec<Gpu> {
-        vec![Gpu {
-            index: 0,
-            name: "Simulated GPU".into(),
-            uuid: "00000000-0000-0000-0000-000000000001".into(),
-            total_bytes: 1 << 30,
-            pool_bytes: 1 << 30,
-            used_bytes: 64 << 20,
-            promised_bytes: 0,
-            pci: None,
-            numa_node: Some(0),
-            state: GpuState::Ready,
-        }]
-    }
-
-    fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {
-        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
-        let mut slice = self.slice(name).ok_or_else(missing)?;
-        slice.limit_bytes = change.limit_bytes.unwrap_or(slice.limit_bytes);
-        slice.guarantee_bytes = change.guarantee_bytes.unwrap_or(slice.guarantee_bytes);
-        if slice.guarantee_bytes > slice.limit_bytes {
-            return Err(Refusal::Conflict { message: "The guarantee is above the limit".into() });
-        }
-        Ok(slice)
-    }
-
-    fn drain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(Gpu { state: GpuState::Draining, ..self.gpus().remove(0) }),
-            1 => Err(Refusal::Conflict { message: "gpu1 is lost".into() }),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
-        match index {
-            0 => Ok(self.gpus().remove(0)),
-            _ => Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") }),
-        }
-    }
-
-    fn slices(&self) -> Vec<Slice> {
-        ["a", "b"].map(|name| self.slice(name).unwrap()).into()
-    }
-
-    fn slice(&self, name: &str) -> Option<Slice> {
-        assert_ne!(name, "panic", "asked to");
-        if name == "stuck" {
-            std::thread::sleep(Duration::from_secs(3));
-        }
-        matches!(name, "a" | "b").then(|| Slice {
-            name: name.into(),
-            state: SliceState::WaitingForFrontend,
-            guarantee_bytes: 0,
-            limit_bytes: 2 << 30,
-            placement: Placement::Spill,
-            home_gpu: Some(0),
-            allocated_bytes: 1,
-            backed_bytes: 64 << 20,
-            quarantined_bytes: 0,
-            backed_by_gpu: vec![BackedOnGpu { gpu: 0, backed_bytes: 64 << 20 }],
-            allocations: 1,
-            contexts: 1,
-            socket: format!("/run/vram/{name}.sock"),
-            virtio_id: 37,
-            request_queues: 1,
-            counters: SliceCounters::default(),
-        })
-    }
-}
+use vram_control_server::{ControlServer, ControlState, Limits, ServerError};
+use vram_testkit::FakeDaemon;
 
 struct Fixture {
     server: ControlServer,
@@ -110,7 +26,7 @@ struct Fixture {
 fn serve(limits: Limits) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
-    let server = ControlServer::start_with(socket.clone(), Arc::new(FakeDaemon), limits).unwrap();
+    let server = ControlServer::start_with(socket.clone(), Arc::new(FakeDaemon::default()), limits).unwrap();
     Fixture { server, client: Client::new(socket), _folder: folder }
 }
 
@@ -162,8 +78,6 @@ fn server_drains_gpus_by_post_alone() {
     assert_eq!(lost, (409, ErrorCode::Conflict, "gpu1 is lost".into()));
     let missing = refused(fixture.client.undrain_gpu(7).unwrap_err());
     assert_eq!(missing, (404, ErrorCode::NotFound, "gpu7 is not part of the pool".into()));
-    let get = fixture.get("/v1/gpus/0/drain");
-    assert_eq!((get["code"].as_str(), get["hint"].as_str()), (Some("method_not_allowed"), Some("Use POST")));
     for index in ["-1", "65536", "x", "%ff", "0x0"] {
         let request = format!("POST /v1/gpus/{index}/drain HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         let answer = fixture.exchange(request.as_bytes());
@@ -178,7 +92,7 @@ fn server_changes_slices_by_patch() {
         fixture.client.change_slice("a", &SliceChange { limit_bytes, guarantee_bytes })
     };
 
-    assert_eq!(change(Some(5), None).unwrap().limit_bytes, 5);
+    assert_eq!(change(Some(3 << 30), None).unwrap().limit_bytes, 3 << 30);
     assert_eq!(change(Some(7), Some(6)).unwrap().guarantee_bytes, 6);
     assert!(matches!(change(Some(1), Some(2)), Err(ClientError::Refused { status: 409, .. })));
     let nobody = fixture.client.change_slice("c", &SliceChange::default());
@@ -207,10 +121,11 @@ fn server_changes_slices_by_patch() {
 fn server_real_client_gets_what_the_daemon_says() {
     let fixture = serve(Limits::default());
 
-    assert_eq!(fixture.client.daemon().unwrap(), FakeDaemon.daemon());
-    assert_eq!(fixture.client.gpus().unwrap().gpus, FakeDaemon.gpus());
-    assert_eq!(fixture.client.slices().unwrap().slices, FakeDaemon.slices());
-    assert_eq!(fixture.client.slice("b").unwrap(), FakeDaemon.slice("b").unwrap());
+    let daemon = FakeDaemon::default();
+    assert_eq!(fixture.client.daemon().unwrap(), daemon.daemon);
+    assert_eq!(fixture.client.gpus().unwrap().gpus, daemon.gpus);
+    assert_eq!(fixture.client.slices().unwrap().slices, daemon.slices);
+    assert_eq!(fixture.client.slice("tenant-b").unwrap(), daemon.slice("tenant-b").unwrap());
 }
 
 #[test]
@@ -220,7 +135,7 @@ fn server_unknown_slices_are_refused_with_the_known_names() {
     for name in ["c", "A", "a/b", "é", "..", " ", "%", &"x".repeat(4000)] {
         let error = fixture.client.slice(name).unwrap_err();
 
-        assert!(error.hint().unwrap().contains("The slices are a, b"), "{name:?} gives {error:?}");
+        assert!(error.hint().unwrap().contains("The slices are a, tenant-b"), "{name:?} gives {error:?}");
         assert!(error.to_string().len() < 200, "{error}");
         assert!(
             matches!(error, ClientError::Refused { status: 404, body } if body.code == ErrorCode::NotFound)
@@ -238,8 +153,79 @@ fn server_unknown_routes_and_methods_are_refused_in_json() {
         assert_eq!(body["code"], "unknown_route", "{path}");
         assert!(body["hint"].as_str().unwrap().contains("/v1/slices/{name}"));
     }
-    let answer = fixture.exchange(b"DELETE /v1/slices/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-    assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("method_not_allowed"), "{answer}");
+}
+
+#[test]
+fn server_method_not_allowed_hints_at_those_that_are() {
+    let fixture = serve(Limits::default());
+    let cases = [
+        ("GET", "/v1/gpus/0/drain", "POST"),
+        ("DELETE", "/v1/gpus/0/drain", "POST"),
+        ("PUT", "/v1/gpus/0/undrain", "POST"),
+        ("POST", "/v1/gpus", "GET,HEAD"),
+        ("PATCH", "/v1/slices", "GET,HEAD"),
+        ("DELETE", "/v1/daemon", "GET,HEAD"),
+        ("DELETE", "/v1/slices/a", "GET,HEAD,PATCH"),
+    ];
+    for (method, path, allowed) in cases {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        let answer = fixture.exchange(request.as_bytes());
+
+        assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("method_not_allowed"), "{answer}");
+        assert!(
+            answer.to_lowercase().contains(&format!("allow: {}\r\n", allowed.to_lowercase())),
+            "{answer}"
+        );
+        let hint = format!(r#""hint":"Use {}""#, allowed.replace(',', " or "));
+        assert!(answer.contains(&hint), "{method} {path}: {answer}");
+    }
+}
+
+#[test]
+fn server_gpu_changes_take_no_settings() {
+    let fixture = serve(Limits::default());
+    for action in ["drain", "undrain"] {
+        let post = |body: &str| {
+            let length = body.len();
+            let head = format!("POST /v1/gpus/0/{action} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}");
+            fixture.exchange(format!("{head}\r\n\r\n{body}").as_bytes())
+        };
+
+        for body in ["", "{}", " {}\n"] {
+            assert!(post(body).starts_with("HTTP/1.1 200"), "{body}: {}", post(body));
+        }
+        for body in ["{\"force\":true}", "[]", "null", "x"] {
+            let answer = post(body);
+            assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("bad_request"), "{body}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn server_slice_limits_end_at_128_tib_and_fields_come_once() {
+    let fixture = serve(Limits::default());
+    let change = |limit_bytes| {
+        fixture
+            .client
+            .change_slice("a", &SliceChange { limit_bytes: Some(limit_bytes), ..SliceChange::default() })
+    };
+
+    assert_eq!(change(128 << 40).unwrap().limit_bytes, 128 << 40);
+    for limit_bytes in [(128 << 40) + 1, u64::MAX] {
+        match change(limit_bytes).unwrap_err() {
+            ClientError::Refused { status: 400, body } => {
+                assert!(body.message.contains("beyond the largest, 128TiB"), "{}", body.message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let body = "{\"limit_bytes\":1073741824,\"limit_bytes\":1073741824}";
+    let head = format!("PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: {}", body.len());
+    let answer = fixture.exchange(format!("{head}\r\n\r\n{body}").as_bytes());
+    assert!(
+        answer.starts_with("HTTP/1.1 400") && answer.contains("duplicate field `limit_bytes`"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -281,12 +267,16 @@ fn server_large_body_is_refused_without_reading_it() {
 
 #[test]
 fn server_slow_clients_are_closed_and_others_wait_for_a_slot_at_most_as_long() {
-    let limits = Limits { max_connections: 2, head_timeout: Duration::from_millis(300), ..Limits::default() };
-    let fixture = serve(limits);
-    let mut slow = [fixture.connect(), fixture.connect()];
-    for stream in &mut slow {
-        stream.write_all(b"GET /v1/dae").unwrap();
+    let connection_timeout = Duration::from_millis(600);
+    let fixture = serve(Limits { max_connections: 3, connection_timeout, ..Limits::default() });
+    let mut slow = [fixture.connect(), fixture.connect(), fixture.connect()];
+    let heads: [&[u8]; 3] =
+        [b"", b"GET /v1/dae", b"PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"];
+    for (stream, head) in slow.iter_mut().zip(heads) {
+        stream.write_all(head).unwrap();
     }
+    let turned_away = fixture.exchange(b"GET /v1/daemon HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert!(turned_away.starts_with("HTTP/1.1 503") && turned_away.contains("\"busy\""), "{turned_away}");
 
     let start = Instant::now();
     fixture.client.daemon().unwrap();
@@ -295,6 +285,87 @@ fn server_slow_clients_are_closed_and_others_wait_for_a_slot_at_most_as_long() {
     for stream in &mut slow {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
+    }
+}
+
+#[test]
+fn server_default_time_of_a_connection_is_eight_seconds() {
+    let fixture = serve(Limits::default());
+    let mut slow = fixture.connect();
+    slow.write_all(b"PATCH /v1/slices/a HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n").unwrap();
+
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) && slow.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    let seconds = start.elapsed().as_secs_f32();
+    assert!((7.5..12.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn server_connection_carries_one_request() {
+    let fixture = serve(Limits::default());
+
+    let answers = fixture.exchange(&b"GET /v1/daemon HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3));
+
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 1, "{answers}");
+    assert!(answers.to_lowercase().contains("connection: close"), "{answers}");
+}
+
+/// Set for the process that plays the crowd: the socket it connects to.
+const CROWDED_SOCKET: &str = "VRAM_TEST_CROWDED_SOCKET";
+
+/// Not a test by itself: the crowd of [`server_crowd_of_one_user_keeps_nobody_else_out`], in a process of that user.
+#[test]
+fn crowd_of_one_user() {
+    let Some(socket) = std::env::var_os(CROWDED_SOCKET) else { return };
+    let connections: Vec<_> = (0..100).map_while(|_| UnixStream::connect(&socket).ok()).collect();
+    println!("connected");
+    // Until the test closes our input.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    drop(connections);
+}
+
+#[test]
+fn server_crowd_of_one_user_keeps_nobody_else_out() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: not root, so there is nobody to be but oneself");
+        return;
+    }
+    let limits =
+        Limits { max_connections: 8, kept_connections: 2, max_connections_per_user: 4, ..Limits::default() };
+    let fixture = serve(limits);
+    let folder = fixture.server.socket().parent().unwrap();
+    for (path, mode) in [(folder, 0o755), (fixture.server.socket(), 0o666)] {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let program = folder.join("crowd");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let mut crowds = [60_001, 60_002, 60_003].map(|user| {
+        Command::new(&program)
+            .args(["--exact", "crowd_of_one_user", "--nocapture"])
+            .env(CROWDED_SOCKET, fixture.server.socket())
+            .uid(user)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    for crowd in &mut crowds {
+        let mut said = BufReader::new(crowd.stdout.as_mut().unwrap()).lines();
+        assert!(said.any(|line| line.unwrap().contains("connected")));
+    }
+
+    // Were there no slot, the client would ask until one of the crowd's is closed after its time.
+    let start = Instant::now();
+    for _ in 0..20 {
+        fixture.client.daemon().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    for mut crowd in crowds {
+        drop(crowd.stdin.take());
+        crowd.wait().unwrap();
     }
 }
 
@@ -310,7 +381,7 @@ fn server_idle_connection_is_closed_after_its_time() {
 fn server_panic_of_the_daemon_is_an_internal_error_and_others_are_served() {
     let fixture = serve(Limits::default());
 
-    let error = fixture.client.slice("panic").unwrap_err();
+    let error = fixture.client.slice(FakeDaemon::PANICS).unwrap_err();
 
     assert!(matches!(error, ClientError::Refused { status: 500, body } if body.code == ErrorCode::Internal));
     fixture.client.daemon().unwrap();
@@ -320,7 +391,7 @@ fn server_panic_of_the_daemon_is_an_internal_error_and_others_are_served() {
 fn server_second_one_is_refused_and_the_first_goes_on() {
     let fixture = serve(Limits::default());
 
-    let error = ControlServer::start(fixture.server.socket(), Arc::new(FakeDaemon)).unwrap_err();
+    let error = ControlServer::start(fixture.server.socket(), Arc::new(FakeDaemon::default())).unwrap_err();
 
     assert!(matches!(error, ServerError::InUse { .. }), "{error:?}");
     fixture.client.daemon().unwrap();
@@ -335,7 +406,7 @@ fn stop_removes_the_socket_and_a_new_server_starts_there() {
 
     assert!(!socket.exists());
     assert!(matches!(client.daemon(), Err(ClientError::SocketMissing { .. })));
-    let again = ControlServer::start(&socket, Arc::new(FakeDaemon)).unwrap();
+    let again = ControlServer::start(&socket, Arc::new(FakeDaemon::default())).unwrap();
     client.daemon().unwrap();
     again.stop().unwrap();
 }
@@ -359,7 +430,8 @@ fn stop_while_the_daemon_does_not_answer_is_an_error() {
     let short = Duration::from_millis(100);
     let fixture = serve(Limits { stop_timeout: short, stop_slack: short, ..Limits::default() });
     let mut stream = fixture.connect();
-    stream.write_all(b"GET /v1/slices/stuck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let stuck = FakeDaemon::STUCK;
+    write!(stream, "GET /v1/slices/{stuck} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     std::thread::sleep(short);
 
     let error = fixture.server.stop().unwrap_err();
