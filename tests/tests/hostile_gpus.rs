@@ -180,9 +180,11 @@ fn context_closed_while_fences_and_copies_wait_answers_every_one() -> Result<()>
         requests.push((context, stream, if stream % 2 == 0 { fill(4096) } else { copy }));
         requests.push((context, stream, Request::Fence { all_streams: stream % 3 == 0 }));
     }
+    // When this one is enqueued, all before it have been taken.
+    requests.push((context, 30, fill(4096)));
     let copies = daemon.faults.copies();
     let flood = Flood::send(&mut a, 2, &requests)?;
-    daemon.expect_copies(copies + 1)?;
+    daemon.expect_copies(copies + 31)?;
     let faults = daemon.faults.clone();
     let resume = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
