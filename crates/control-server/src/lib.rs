@@ -28,4 +28,5 @@ mod tests;
 
 pub use error::ServerError;
 pub use server::ControlServer;
+pub use socket::ControlSocket;
 pub use state::{ControlState, Refusal};
