@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -280,6 +280,22 @@ fn umask_changes_no_rights_of_folders_and_sockets() -> Result<()> {
         for (name, expected) in [("web.sock", 0o660), ("control.sock", 0o660), ("control.sock.lock", 0o600)] {
             assert_eq!(mode(&running.socket(name))?, expected, "{name}, umask {umask}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn sockets_belong_to_the_groups_that_are_configured() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let mut prepared = Prepared::new()?;
+    prepared.command.args(["--socket-group", "12345", "--control-group", "54321"]);
+    prepared.command.args(["--slice", "batch=256MiB,group=23456"]);
+    let running = prepared.start()?;
+    for (name, group) in [("web.sock", 12345), ("batch.sock", 23456), ("control.sock", 54321)] {
+        let metadata = fs::symlink_metadata(running.socket(name))?;
+        assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (group, 0o660), "{name}");
     }
     Ok(())
 }

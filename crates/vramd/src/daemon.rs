@@ -164,7 +164,7 @@ fn serve_slice(
     let socket = SliceSocket::listen(SocketConfig {
         name: slice.name.clone(),
         path: slice.socket.clone(),
-        group: None,
+        group: slice.group,
         request_queues: slice.request_queues,
         sessions,
     })

@@ -9,7 +9,7 @@ use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 use tracing::info;
-use vram_control_server::{ControlServer, ControlState};
+use vram_control_server::{ControlServer, ControlSocket, ControlState};
 use vramd::args::Args;
 use vramd::complaint::{complain, complain_of_arguments};
 use vramd::config::Config;
@@ -61,8 +61,8 @@ fn run(config: &Config) -> Result<()> {
 
     let daemon = Daemon::start(config)?;
     let state: Arc<dyn ControlState> = Arc::<vramd::state::DaemonState>::clone(daemon.state());
-    let control =
-        ControlServer::start(&config.control, state).context("The operator API cannot be served")?;
+    let socket = ControlSocket { path: config.control.clone(), group: config.control_group };
+    let control = ControlServer::start(socket, state).context("The operator API cannot be served")?;
     info!(control = %config.control.display(), "vramd is ready");
     signals.wait_for_stop().context("Signals cannot be waited for")?;
     control.stop().context("The operator API did not stop cleanly")?;
