@@ -48,6 +48,7 @@ impl TestDaemon {
             shard: vram_control_api::ByteSize(SHARD_BYTES),
             socket_dir: dir.path().to_owned(),
             control: dir.path().join("control.sock"),
+            control_group: None,
             virtio_id: 37,
             log_level: vramd::args::LogLevel::Warn,
             slices: slices
@@ -60,6 +61,7 @@ impl TestDaemon {
                     request_queues: 2,
                     home: None,
                     socket: dir.path().join(format!("{name}.sock")),
+                    group: None,
                 })
                 .collect(),
         };

@@ -54,6 +54,7 @@ fn wrong_command_lines_get_one_clear_message_and_exit_code_2() -> Result<()> {
         (&["--slice", "a=1GiB", "--virtio-id", "64"], "virtio-id"),
         (&["--config", "/nonexistent/vramd.toml"], "/nonexistent/vramd.toml"),
         (&["--frobnicate"], "--frobnicate"),
+        (&["--gpu", "\u{1b}[31mred"], "\\u{1b}[31mred"),
         (&[], "slice"),
     ];
     for (args, names) in cases {
@@ -79,6 +80,11 @@ fn wrong_configuration_files_name_the_field_and_exit_2() -> Result<()> {
         ("shard = \"1MiB\"\n[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\n", "shard"),
         ("[[slice]]\nname = \"a\"\nlimit = \"1GiB\"\nhome = 9\n", "home of slice a"),
         ("this is not toml", "vramd.toml"),
+        ("\"\\u001b[31mred\" = 1\n", "\\u{1b}[31mred"),
+        (
+            "[gpu]\nbackend = \"sim\"\nspec = \"1x1GiB,\\u0007=1\"\n[[slice]]\nname = \"a\"\nlimit = 1\n",
+            "\\u{7}",
+        ),
     ];
     for (contents, names) in cases {
         fs::write(&path, contents)?;
@@ -86,6 +92,7 @@ fn wrong_configuration_files_name_the_field_and_exit_2() -> Result<()> {
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{contents}: {message}");
         assert!(message.contains(names), "{contents} does not name {names}: {message}");
+        assert!(!message.trim_end().contains(char::is_control), "{contents}: {message:?}");
     }
     Ok(())
 }

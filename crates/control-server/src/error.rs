@@ -4,18 +4,11 @@ use std::io;
 use std::path::PathBuf;
 
 use vram_sandbox::{Panic, SpawnError};
+use vram_socket_file::SocketFileError;
 
 /// Why there is no server, or no clean end of one.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The folder of the socket does not exist and cannot be made.
-    #[error("Cannot make the folder {} for the operator API's socket", folder.display())]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
     /// The file that keeps two daemons apart cannot be locked.
     #[error("Cannot lock {} for the operator API's socket", lock.display())]
     Lock {
@@ -23,6 +16,15 @@ pub enum ServerError {
         lock: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// Something else is where that file should be, and might be worth keeping.
+    #[error(
+        "{} is not a file that can be locked: move it, or give another path with --control",
+        lock.display()
+    )]
+    NotALock {
+        /// The path.
+        lock: PathBuf,
     },
     /// Another process serves on this socket.
     #[error(
@@ -33,23 +35,9 @@ pub enum ServerError {
         /// The socket.
         socket: PathBuf,
     },
-    /// Something that is no socket is in the way, and might be worth keeping.
-    #[error(
-        "{} is in the way of the operator API's socket and is not a socket: move it, or give another path with --control",
-        socket.display()
-    )]
-    NotASocket {
-        /// The path.
-        socket: PathBuf,
-    },
-    /// The socket cannot be made.
-    #[error("Cannot listen at {} for the operator API", socket.display())]
-    Listen {
-        /// The socket.
-        socket: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// Nobody can listen there.
+    #[error(transparent)]
+    Socket(#[from] SocketFileError),
     /// The server's event loop cannot start.
     #[error("Cannot start the operator API's event loop")]
     EventLoop {

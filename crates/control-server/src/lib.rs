@@ -30,4 +30,5 @@ mod state;
 pub use error::ServerError;
 pub use limits::Limits;
 pub use server::ControlServer;
+pub use socket::ControlSocket;
 pub use state::{ControlState, Refusal};

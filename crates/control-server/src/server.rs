@@ -1,6 +1,5 @@
 //! The thread that serves.
 
-use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -19,8 +18,8 @@ use tokio::time::{sleep, timeout};
 use vram_sandbox::{Outcome, Worker, spawn_supervised};
 
 use crate::admission::Admission;
-use crate::socket::{SocketFile, listen_at};
-use crate::{ControlState, Limits, ServerError, routes};
+use crate::socket::Served;
+use crate::{ControlSocket, ControlState, Limits, ServerError, routes};
 
 /// After a failure to accept (no descriptors left, most often) the server waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
@@ -38,28 +37,31 @@ pub struct ControlServer {
 impl ControlServer {
     /// Starts to serve at a path; when it returns, the socket is listening. The folder is made if it does not exist, a
     /// dead daemon's socket is replaced, a live one's is an error.
-    pub fn start(socket: impl Into<PathBuf>, state: Arc<dyn ControlState>) -> Result<Self, ServerError> {
+    pub fn start(
+        socket: impl Into<ControlSocket>,
+        state: Arc<dyn ControlState>,
+    ) -> Result<Self, ServerError> {
         Self::start_with(socket, state, Limits::default())
     }
 
     /// The same with other bounds.
     pub fn start_with(
-        socket: impl Into<PathBuf>,
+        socket: impl Into<ControlSocket>,
         state: Arc<dyn ControlState>,
         limits: Limits,
     ) -> Result<Self, ServerError> {
         let socket = socket.into();
-        let (listener, file) = listen_at(&socket)?;
+        let served = Served::listen(&socket)?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| ServerError::EventLoop { source })?;
-        let listener = adopt(&runtime, listener)?;
+        let listener = adopt(&runtime, &served)?;
         let router = routes::router(state, limits.max_body_bytes);
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = sync_channel(1);
         let work = move || {
-            runtime.block_on(serve(listener, router, limits, stopped, file));
+            runtime.block_on(serve(listener, router, limits, stopped, served));
         };
         // Nobody listens after the server was dropped.
         let on_end = move |_: Option<&_>| {
@@ -68,7 +70,7 @@ impl ControlServer {
         let worker =
             spawn_supervised("vram-control", work, on_end).map_err(|source| ServerError::Spawn { source })?;
         let stop_deadline = limits.stop_timeout.saturating_add(limits.stop_slack);
-        Ok(Self { socket, stop_deadline, stop, ended, worker })
+        Ok(Self { socket: socket.path, stop_deadline, stop, ended, worker })
     }
 
     /// Where it serves.
@@ -91,9 +93,9 @@ impl ControlServer {
     }
 }
 
-fn adopt(runtime: &Runtime, listener: StdListener) -> Result<UnixListener, ServerError> {
+fn adopt(runtime: &Runtime, served: &Served) -> Result<UnixListener, ServerError> {
     let _context = runtime.enter();
-    UnixListener::from_std(listener).map_err(|source| ServerError::EventLoop { source })
+    served.listener().and_then(UnixListener::from_std).map_err(|source| ServerError::EventLoop { source })
 }
 
 /// Serves until told to stop, or until the handle is gone.
@@ -102,7 +104,7 @@ async fn serve(
     router: Router,
     limits: Limits,
     mut stopped: oneshot::Receiver<()>,
-    file: SocketFile,
+    served: Served,
 ) {
     let admission = Admission::new(&limits, geteuid().as_raw());
     // As many as are served are told that they are not; beyond that they are only closed.
@@ -125,7 +127,7 @@ async fn serve(
         }
     }
     // Nobody finds the socket any more, and those in its backlog learn that nobody will answer.
-    drop(file);
+    drop(served);
     drop(listener);
     if timeout(limits.stop_timeout, connections.shutdown()).await.is_err() {
         tracing::warn!("Gave up on operators that were still reading their answers");

@@ -18,7 +18,7 @@ pub enum SpecError {
         count: String,
     },
     /// Not a size.
-    #[error("`{size}` is no size: write bytes, or a whole number with KiB, MiB, GiB or TiB")]
+    #[error("`{size}` is no size: write whole bytes, or a number with KiB, MiB, GiB or TiB, like 1.5GiB")]
     BadSize {
         /// What was there instead.
         size: String,
@@ -50,6 +50,20 @@ pub enum SpecError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// The topology is no file: it could go on for ever, or never begin.
+    #[error("Topology {} is not a regular file", path.display())]
+    TopologyNotAFile {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The topology file is longer than any topology.
+    #[error("Topology file {} is longer than {limit_bytes} bytes", path.display())]
+    TopologyTooLong {
+        /// Which.
+        path: PathBuf,
+        /// The most that is read.
+        limit_bytes: u64,
     },
     /// The topology file does not hold a square of links for these GPUs.
     #[error(

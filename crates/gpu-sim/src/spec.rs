@@ -15,8 +15,12 @@
 //! | `fail-copy` | `N` | the N-th copy fails half way |
 //! | `lose-gpu` | `GPU:N` | the GPU is lost when the N-th copy on it is due |
 //!
-//! A SIZE is a number of bytes, or a whole number with `KiB`, `MiB`, `GiB` or `TiB`.
+//! A SIZE is a number of bytes, or a number with `KiB`, `MiB`, `GiB` or `TiB`, such as `1.5GiB`, that comes out as whole
+//! bytes.
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -110,26 +114,49 @@ fn groups(text: &str) -> Result<Vec<SimGpuConfig>, SpecError> {
     Ok(gpus)
 }
 
+/// Longer topology files are refused: 64 rows of 64 links are less than half of it.
+const MAX_TOPOLOGY_BYTES: u64 = 64 << 10;
+/// More digits than this behind the point are refused, so that nothing overflows.
+const MAX_DECIMALS: usize = 12;
+
 /// The digits a text starts with, and what comes after.
 fn number_and_unit(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
 
 fn size(text: &str) -> Result<u64, SpecError> {
-    let (number, unit) = number_and_unit(text);
-    let shift = match unit {
-        "" => Some(0),
-        "KiB" => Some(10),
-        "MiB" => Some(20),
-        "GiB" => Some(30),
-        "TiB" => Some(40),
+    let (whole, rest) = number_and_unit(text);
+    let (decimals, unit) = match rest.strip_prefix('.') {
+        Some(behind_point) => {
+            let (decimals, unit) = number_and_unit(behind_point);
+            (Some(decimals), unit)
+        }
+        None => (None, rest),
+    };
+    let unit_bytes = match unit {
+        "" => Some(1),
+        "KiB" => Some(1 << 10),
+        "MiB" => Some(1 << 20),
+        "GiB" => Some(1 << 30),
+        "TiB" => Some(1 << 40),
         _ => None,
     };
-    let bytes =
-        shift.zip(number.parse::<u64>().ok()).and_then(|(shift, number)| number.checked_mul(1 << shift));
+    let bytes = unit_bytes.and_then(|unit_bytes: u64| {
+        let whole_bytes = whole.parse::<u64>().ok()?.checked_mul(unit_bytes)?;
+        whole_bytes.checked_add(decimals.map_or(Some(0), |digits| decimal_bytes(digits, unit_bytes))?)
+    });
     // Offsets of files are signed, so nothing above i64::MAX can be behind a GPU.
     let usable = bytes.filter(|bytes| *bytes > 0 && i64::try_from(*bytes).is_ok());
     usable.ok_or_else(|| SpecError::BadSize { size: text.to_owned() })
+}
+
+/// Bytes of the digits behind the decimal point, if they are whole.
+fn decimal_bytes(digits: &str, unit_bytes: u64) -> Option<u64> {
+    let power = u32::try_from(digits.len()).ok().filter(|_| digits.len() <= MAX_DECIMALS)?;
+    let denominator = 10u128.checked_pow(power)?;
+    let scaled = digits.parse::<u128>().ok()?.checked_mul(u128::from(unit_bytes))?;
+    let bytes = scaled.checked_div(denominator)?;
+    u64::try_from(bytes).ok().filter(|_| scaled.is_multiple_of(denominator))
 }
 
 fn duration(text: &str) -> Result<Duration, SpecError> {
@@ -159,9 +186,25 @@ fn link_word(word: &str) -> Option<Link> {
     }
 }
 
+/// Reads a file that is one, and not without end; never waits for a FIFO or a device.
+fn read_topology(path: &Path) -> Result<String, SpecError> {
+    let unreadable = |source| SpecError::TopologyFile { path: path.to_owned(), source };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(SpecError::TopologyNotAFile { path: path.to_owned() });
+    }
+    let mut text = String::new();
+    let limit_bytes = MAX_TOPOLOGY_BYTES;
+    let length = file.take(limit_bytes.saturating_add(1)).read_to_string(&mut text).map_err(unreadable)?;
+    if u64::try_from(length).is_ok_and(|length| length <= limit_bytes) {
+        Ok(text)
+    } else {
+        Err(SpecError::TopologyTooLong { path: path.to_owned(), limit_bytes })
+    }
+}
+
 fn topology_file(path: &Path, gpus: usize) -> Result<Topology, SpecError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| SpecError::TopologyFile { path: path.to_owned(), source })?;
+    let text = read_topology(path)?;
     let rows = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let links: Option<Vec<Vec<Link>>> =
         rows.map(|row| row.split_whitespace().map(link_word).collect::<Option<Vec<Link>>>()).collect();
@@ -197,10 +240,36 @@ mod tests {
 
     #[test]
     fn parse_sizes_knows_units_and_bytes() {
-        for (text, bytes) in [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("4096", 4096), ("1TiB", 1 << 40)] {
+        for (text, bytes) in [
+            ("512MiB", 512 << 20),
+            ("2GiB", 2 << 30),
+            ("4096", 4096),
+            ("1TiB", 1 << 40),
+            ("1.5GiB", 1536 << 20),
+            ("0.25MiB", 256 << 10),
+            ("2.0", 2),
+            ("1.000GiB", 1 << 30),
+        ] {
             assert_eq!(size(text).unwrap(), bytes, "{text}");
         }
-        for text in ["", "GiB", "1GB", "1.5GiB", "-1", "0", "99999999999999999999", "16777216TiB", "1 GiB"] {
+        for text in [
+            "",
+            "GiB",
+            "1GB",
+            "1.GiB",
+            ".5GiB",
+            "1.5",
+            "1.5.5GiB",
+            "0.1KiB",
+            "0.0GiB",
+            "1.0000000000000GiB",
+            "-1",
+            "0",
+            "99999999999999999999",
+            "16777216TiB",
+            "8388607.9999TiB",
+            "1 GiB",
+        ] {
             assert!(matches!(size(text), Err(SpecError::BadSize { .. })), "{text}");
         }
     }
@@ -237,6 +306,23 @@ mod tests {
         assert_eq!(config.plan.fail_creates, [(GpuId(1), 3)]);
         assert_eq!(config.plan.fail_copy, Some(7));
         assert_eq!(config.plan.lose_gpu, [(GpuId(2), 9)]);
+    }
+
+    #[test]
+    fn parse_topology_that_is_no_short_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        let path = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
+        // SAFETY: the path is a string that ends in a zero and lives until the call is over.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        let long = folder.path().join("long");
+        std::fs::write(&long, " ".repeat(65537)).unwrap();
+        let parse = |path: &Path| SimConfig::parse(&format!("1x1GiB,topology={}", path.display()));
+
+        for path in [&fifo, Path::new("/dev/zero"), folder.path()] {
+            assert!(matches!(parse(path), Err(SpecError::TopologyNotAFile { .. })), "{}", path.display());
+        }
+        assert!(matches!(parse(&long), Err(SpecError::TopologyTooLong { .. })));
     }
 
     #[test]

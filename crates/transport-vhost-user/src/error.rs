@@ -1,34 +1,17 @@
 //! What can go wrong with a slice's socket.
 
-use std::io;
 use std::path::PathBuf;
+
+use vram_socket_file::SocketFileError;
 
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Something listens there already.
-    #[error("{path} is already served by another process")]
-    InUse {
-        /// Where.
-        path: PathBuf,
-    },
-    /// There is something else.
-    #[error("{path} exists and is not a socket; remove it or choose another path")]
-    NotASocket {
-        /// Where.
-        path: PathBuf,
-    },
-    /// It cannot be made.
-    #[error("The socket {path} cannot be made")]
-    Bind {
-        /// Where.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// Nobody can listen there.
+    #[error(transparent)]
+    File(#[from] SocketFileError),
     /// Its thread cannot be started.
-    #[error("The thread that serves {path} cannot be started")]
+    #[error("The thread that serves {} cannot be started", path.display())]
     Thread {
         /// Where.
         path: PathBuf,

@@ -1,10 +1,8 @@
 //! A slice's socket.
 
-use std::fs;
 use std::io;
 use std::net::Shutdown;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +11,7 @@ use std::time::Duration;
 use tracing::{error, warn};
 use vram_sandbox::{Worker, spawn_named};
 use vram_session::Session;
+use vram_socket_file::{Gid, SocketFile};
 
 use crate::SocketError;
 use crate::connection::serve;
@@ -30,8 +29,8 @@ pub struct SocketConfig {
     pub name: String,
     /// Where to listen.
     pub path: PathBuf,
-    /// Permission bits of the socket.
-    pub mode: u32,
+    /// The group whose members may connect, if it is not the one the system chooses.
+    pub group: Option<Gid>,
     /// Request queues of the device.
     pub request_queues: u16,
     /// Makes the session of a new connection.
@@ -55,6 +54,7 @@ pub struct SliceSocket {
 
 struct Shared {
     config: SocketConfig,
+    file: SocketFile,
     closing: AtomicBool,
     /// The connection being served, to cut it off.
     active: Mutex<Option<UnixStream>>,
@@ -64,21 +64,18 @@ struct Shared {
 impl SliceSocket {
     /// Listens. A socket file nobody serves any more is replaced; one that is served is left alone.
     pub fn listen(config: SocketConfig) -> Result<Self, SocketError> {
-        let path = config.path.clone();
-        remove_stale(&path)?;
-        let bind = |source| SocketError::Bind { path: path.clone(), source };
-        let listener = UnixListener::bind(&path).map_err(bind)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(config.mode)).map_err(bind)?;
+        let file = SocketFile::listen(&config.path, config.group)?;
         let thread_name = format!("vu-{}", config.name);
         let shared = Arc::new(Shared {
             config,
+            file,
             closing: AtomicBool::new(false),
             active: Mutex::new(None),
             left: Condvar::new(),
         });
         let accepting = Arc::clone(&shared);
-        let acceptor = spawn_named(thread_name, move || accept_all(&accepting, &listener))
-            .map_err(|source| SocketError::Thread { path, source })?;
+        let acceptor = spawn_named(thread_name, move || accept_all(&accepting))
+            .map_err(|source| SocketError::Thread { path: shared.config.path.clone(), source })?;
         Ok(Self { shared, acceptor: Some(acceptor) })
     }
 
@@ -126,9 +123,9 @@ impl Drop for Place {
     }
 }
 
-fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
+fn accept_all(shared: &Arc<Shared>) {
     loop {
-        let accepted = listener.accept();
+        let accepted = shared.file.listener().accept();
         if shared.closing.load(Ordering::Acquire) {
             return;
         }
@@ -167,36 +164,18 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
     }
 }
 
-fn remove_stale(path: &Path) -> Result<(), SocketError> {
-    let metadata = match fs::symlink_metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SocketError::Bind { path: path.to_owned(), source }),
-    };
-    if !metadata.file_type().is_socket() {
-        return Err(SocketError::NotASocket { path: path.to_owned() });
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(|source| SocketError::Bind { path: path.to_owned(), source })
-        }
-        _ => Err(SocketError::InUse { path: path.to_owned() }),
-    }
-}
-
 impl Drop for SliceSocket {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
         if let Some(stream) = self.shared.active().as_ref() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // The acceptor sits in accept: a connection of our own gets it out.
-        let _ = UnixStream::connect(&self.shared.config.path);
+        // The acceptor sits in accept: this gets it out, and tells those in the backlog that nobody will answer.
+        self.shared.file.shut_down();
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
         let active = self.shared.active();
         let _ = self.shared.left.wait_timeout_while(active, TAKEOVER_WAIT, |active| active.is_some());
-        let _ = fs::remove_file(&self.shared.config.path);
     }
 }

@@ -31,7 +31,7 @@ pub struct Args {
     /// POLICY is local, spill, spread or pack
     #[arg(
         long = "slice",
-        value_name = "NAME=LIMIT[,guarantee=SIZE][,placement=POLICY][,queues=N][,home=GPU][,socket=PATH]",
+        value_name = "NAME=LIMIT[,guarantee=SIZE][,placement=POLICY][,queues=N][,home=GPU][,socket=PATH][,group=GROUP]",
         verbatim_doc_comment
     )]
     pub slices: Vec<SliceOption>,
@@ -40,9 +40,17 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
 
+    /// Group whose members may connect to the slices' sockets, by name or number [default: that of vramd]
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+
     /// Socket of the operator API [default: control.sock in the socket folder]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+
+    /// Group whose members are operators, by name or number [default: that of vramd]
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<String>,
 
     /// Size of the pieces GPU memory is handed out in: a multiple of 2MiB, from 2MiB to 1GiB [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
@@ -140,6 +148,8 @@ pub struct SliceOption {
     pub home: Option<i64>,
     /// Socket its VMM connects to.
     pub socket: Option<PathBuf>,
+    /// Group whose members may connect to it.
+    pub group: Option<String>,
 }
 
 /// Why a `--slice` cannot be read.
@@ -169,13 +179,17 @@ pub enum SliceOptionError {
         found: String,
     },
     /// Something else than `FIELD=VALUE` behind the limit, or a field without a value.
-    #[error("{found:?} is not FIELD=VALUE; the fields are guarantee, placement, queues, home and socket")]
+    #[error(
+        "{found:?} is not FIELD=VALUE; the fields are guarantee, placement, queues, home, socket and group"
+    )]
     NoField {
         /// What was written.
         found: String,
     },
     /// No such field.
-    #[error("There is no field {found:?}; the fields are guarantee, placement, queues, home and socket")]
+    #[error(
+        "There is no field {found:?}; the fields are guarantee, placement, queues, home, socket and group"
+    )]
     UnknownField {
         /// What was written.
         found: String,
@@ -203,6 +217,7 @@ impl FromStr for SliceOption {
             queues: None,
             home: None,
             socket: None,
+            group: None,
         };
         for part in parts {
             let no_field = || Self::Err::NoField { found: part.to_owned() };
@@ -217,6 +232,7 @@ impl FromStr for SliceOption {
                 "queues" => set_once(&mut slice.queues, "queues", parse_number("queues", value)?)?,
                 "home" => set_once(&mut slice.home, "home", parse_number("home", value)?)?,
                 "socket" => set_once(&mut slice.socket, "socket", PathBuf::from(value))?,
+                "group" => set_once(&mut slice.group, "group", value.to_owned())?,
                 _ => return Err(Self::Err::UnknownField { found: field.to_owned() }),
             }
         }
@@ -258,8 +274,10 @@ mod tests {
         let args = parse(&[
             "--gpu=sim:4x1GiB,link=nvlink",
             "--slice=a=2GiB",
-            "--slice=b=1.5GiB,guarantee=512MiB,placement=pack,queues=4,home=1,socket=/tmp/b.sock",
+            "--slice=b=1.5GiB,guarantee=512MiB,placement=pack,queues=4,home=1,socket=/tmp/b.sock,group=kvm",
             "--socket-dir=/tmp/vram",
+            "--socket-group=kvm",
+            "--control-group=0",
             "--control=/tmp/c.sock",
             "--shard=32MiB",
             "--virtio-id=63",
@@ -280,8 +298,10 @@ mod tests {
                 queues: Some(4),
                 home: Some(1),
                 socket: Some("/tmp/b.sock".into()),
+                group: Some("kvm".into()),
             }
         );
+        assert_eq!((args.socket_group.as_deref(), args.control_group.as_deref()), (Some("kvm"), Some("0")));
         assert_eq!(args.shard, Some(ByteSize::mib(32)));
         assert_eq!(args.virtio_id, Some(63));
         assert_eq!(args.log_level, Some(LogLevel::Debug));

@@ -14,18 +14,23 @@
 
 mod error;
 mod file;
+mod group;
 mod slice;
+mod slices;
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::Gid;
 use vram_control_api::{ByteSize, DEFAULT_SOCKET_DIR};
 
 pub use self::error::{ConfigError, Origin, Problem};
 use self::file::ConfigFile;
+use self::group::find_group;
 pub use self::slice::SliceConfig;
 use self::slice::{SliceSettings, absolute_path, socket_path};
+use self::slices::Slices;
 use crate::args::{Args, GpuBackend, LogLevel};
 
 /// The GPUs that are simulated when no choice is made.
@@ -56,6 +61,8 @@ pub struct Config {
     pub socket_dir: PathBuf,
     /// Socket of the operator API; absolute, not a slice's.
     pub control: PathBuf,
+    /// Group whose members may connect to it, if somebody chose one.
+    pub control_group: Option<Gid>,
     /// Virtio device id guests see, 1 to [`MAX_VIRTIO_ID`].
     pub virtio_id: u16,
     /// How much to log.
@@ -70,8 +77,7 @@ impl Config {
     pub fn load(args: Args) -> Result<Self, ConfigError> {
         match args.config.clone() {
             Some(path) => {
-                let text = read_file(&path)?;
-                let file = ConfigFile::parse(&path, &text)?;
+                let file = ConfigFile::parse(&path, &read_file(&path)?)?;
                 Self::merge(args, file)
             }
             None => Self::merge(args, ConfigFile::default()),
@@ -92,25 +98,28 @@ impl Config {
             .unwrap_or_else(|| Setting::new(socket_dir.join("control.sock"), Origin::Default));
         let control = socket_path("control", control)?;
 
+        let group = |name, on_command_line, in_file| {
+            once(name, on_command_line, in_file)?.map(|setting| find_group(name, setting)).transpose()
+        };
+        let socket_group = group("socket-group", args.socket_group, file.socket_group)?;
+        let control_group = group("control-group", args.control_group, file.control_group)?;
+
         let from_args = args.slices.into_iter().map(SliceSettings::from);
-        let mut slices: Vec<Setting<SliceConfig>> = Vec::new();
+        let mut slices = Slices::beside(&control.value);
         for settings in file.slices.into_iter().chain(from_args) {
-            let slice = settings.check(&socket_dir)?;
-            refuse_twins(&slices, &slice, &control)?;
-            slices.push(slice);
+            slices.add(settings.check(&socket_dir, socket_group)?)?;
         }
-        if slices.is_empty() {
-            return Err(ConfigError::NoSlice);
-        }
+        let slices = slices.finish()?;
         Ok(Self {
             gpu: gpu.map_or_else(|| GpuBackend::Sim(DEFAULT_SIM_SPEC.to_owned()), |setting| setting.value),
             gpu_is_default,
             shard: shard.unwrap_or(DEFAULT_SHARD),
             socket_dir,
             control: control.value,
+            control_group,
             virtio_id: virtio_id.unwrap_or(DEFAULT_VIRTIO_ID),
             log_level: args.log_level.or(file.log_level).unwrap_or_default(),
-            slices: slices.into_iter().map(|setting| setting.value).collect(),
+            slices,
         })
     }
 }
@@ -164,41 +173,15 @@ fn check_virtio_id(setting: Setting<i64>) -> Result<u16, ConfigError> {
     }
 }
 
-fn refuse_twins(
-    earlier: &[Setting<SliceConfig>],
-    slice: &Setting<SliceConfig>,
-    control: &Setting<PathBuf>,
-) -> Result<(), ConfigError> {
-    let SliceConfig { name, socket, .. } = &slice.value;
-    if *socket == control.value {
-        return Err(slice.refuse(Problem::ControlSocket { slice: name.clone(), socket: socket.clone() }));
-    }
-    for other in earlier {
-        if other.value.name == *name {
-            let first = other.origin.clone();
-            return Err(slice.refuse(Problem::SliceTwice { slice: name.clone(), first }));
-        }
-        if other.value.socket == *socket {
-            let (slice_name, other) = (name.clone(), other.value.name.clone());
-            return Err(slice.refuse(Problem::SocketTwice {
-                slice: slice_name,
-                socket: socket.clone(),
-                other,
-            }));
-        }
-    }
-    Ok(())
-}
-
-fn read_file(path: &Path) -> Result<String, ConfigError> {
+fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
+    let mut contents = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
-    let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    let length = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents).map_err(unreadable)?;
     if u64::try_from(length).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
         return Err(ConfigError::FileTooLarge { path: path.to_owned(), limit: ByteSize(MAX_FILE_BYTES) });
     }
-    Ok(text)
+    Ok(contents)
 }
 
 #[cfg(test)]

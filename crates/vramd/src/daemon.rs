@@ -1,6 +1,5 @@
 //! The daemon: what is started in which order, and what holds on to what.
 
-use std::fs;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,9 +20,6 @@ use crate::state::{DaemonState, ServedSlice};
 
 /// Memory of each real GPU that stays out of the pool: contexts, page tables and the driver's own buffers.
 const CUDA_RESERVE_BYTES: u64 = 512 << 20;
-
-/// Permissions of the slices' sockets: their owner and group, which an operator gives to the VMM.
-const SOCKET_MODE: u32 = 0o660;
 
 /// A running daemon. Dropping it disconnects every frontend and gives everything back.
 pub struct Daemon {
@@ -55,8 +51,6 @@ impl Daemon {
         let residency =
             Residency::new(Arc::clone(&backend), memory).context("The GPUs' memory cannot be pooled")?;
         let boot_epoch = boot_epoch();
-        fs::create_dir_all(&config.socket_dir)
-            .with_context(|| format!("The socket folder {} cannot be made", config.socket_dir.display()))?;
         check_homes(&config.slices, backend.devices().len())?;
         let mut slices = Vec::new();
         for slice in &config.slices {
@@ -160,10 +154,6 @@ fn serve_slice(
         counters: Arc::clone(&counters),
         contexts: Arc::default(),
     };
-    if let Some(parent) = slice.socket.parent() {
-        fs::create_dir_all(parent)
-            .with_context(|| format!("The socket folder {} cannot be made", parent.display()))?;
-    }
     let current = Arc::default();
     let remember: Arc<std::sync::Mutex<std::sync::Weak<Session>>> = Arc::clone(&current);
     let sessions = Box::new(move || {
@@ -174,7 +164,7 @@ fn serve_slice(
     let socket = SliceSocket::listen(SocketConfig {
         name: slice.name.clone(),
         path: slice.socket.clone(),
-        mode: SOCKET_MODE,
+        group: slice.group,
         request_queues: slice.request_queues,
         sessions,
     })

@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod complaint;
 pub mod config;
 pub mod daemon;
+pub mod log;
+pub mod signals;
 pub mod state;

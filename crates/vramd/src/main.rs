@@ -1,65 +1,70 @@
 //! `vramd`: pools the GPUs of this host and serves slices of them to virtual machines.
 #![forbid(unsafe_code)]
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::stat::{Mode, umask};
 use tracing::info;
-use tracing_subscriber::EnvFilter;
-use vram_control_server::{ControlServer, ControlState};
-use vramd::args::{Args, LogLevel};
+use vram_control_server::{ControlServer, ControlSocket, ControlState};
+use vramd::args::Args;
+use vramd::complaint::{complain, complain_of_arguments};
 use vramd::config::Config;
 use vramd::daemon::{Daemon, check_gpu_choice};
+use vramd::log;
+use vramd::signals::Signals;
 
 /// Wrong command line or configuration.
 const EXIT_USAGE: u8 = 2;
 
+/// Takes from others the right to change what is made here, and nothing else: what is made for them to find must be
+/// found, whatever the mask vramd was started with.
+const UMASK: Mode = Mode::from_bits_truncate(0o022);
+
 fn main() -> ExitCode {
-    let checked = Config::load(Args::parse()).map_err(anyhow::Error::from);
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) if error.use_stderr() => {
+            complain_of_arguments(&error);
+            return ExitCode::from(EXIT_USAGE);
+        }
+        // Help and the version, asked for.
+        Err(asked) => asked.exit(),
+    };
+    let checked = Config::load(args).map_err(anyhow::Error::from);
     let config = match checked.and_then(|config| check_gpu_choice(&config).map(|()| config)) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("vramd: {error:#}");
+            complain(&error);
             return ExitCode::from(EXIT_USAGE);
         }
     };
     match run(&config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vramd: {error:#}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(config: &Config) -> Result<()> {
-    let filter =
-        EnvFilter::try_from_env("VRAMD_LOG").unwrap_or_else(|_| EnvFilter::new(level(config.log_level)));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    // Blocked before the first thread is made, so that every thread inherits it and only the wait below sees them.
-    let mut stop = SigSet::empty();
-    stop.add(Signal::SIGINT);
-    stop.add(Signal::SIGTERM);
-    stop.thread_block().context("Signals cannot be blocked")?;
+    log::start(config.log_level);
+    // Both before the first thread is made.
+    umask(UMASK);
+    let signals = Signals::hold_back().context("Signals cannot be held back")?;
 
     raise_descriptor_limit()?;
 
     let daemon = Daemon::start(config)?;
     let state: Arc<dyn ControlState> = Arc::<vramd::state::DaemonState>::clone(daemon.state());
-    let control =
-        ControlServer::start(&config.control, state).context("The operator API cannot be served")?;
+    let socket = ControlSocket { path: config.control.clone(), group: config.control_group };
+    let control = ControlServer::start(socket, state).context("The operator API cannot be served")?;
     info!(control = %config.control.display(), "vramd is ready");
-    let signal = stop.wait().context("Signals cannot be waited for")?;
-    info!(%signal, "stopping");
+    signals.wait_for_stop().context("Signals cannot be waited for")?;
     control.stop().context("The operator API did not stop cleanly")?;
     drop(daemon);
     Ok(())
@@ -70,14 +75,4 @@ fn run(config: &Config) -> Result<()> {
 fn raise_descriptor_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("The limit of open files cannot be read")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("The limit of open files cannot be raised")
-}
-
-fn level(level: LogLevel) -> &'static str {
-    match level {
-        LogLevel::Error => "error",
-        LogLevel::Warn => "warn",
-        LogLevel::Info => "info",
-        LogLevel::Debug => "debug",
-        LogLevel::Trace => "trace",
-    }
 }

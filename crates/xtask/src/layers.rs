@@ -38,6 +38,7 @@ const PLACES: &[Place] = &[
     only("vram-control-api", 0, &[]),
     only("vram-guest-memory", 0, &[]),
     only("vram-sandbox", 0, &[]),
+    only("vram-socket-file", 0, &[]),
     only("vram-gpu", 1, &["vram-guest-memory"]),
     only("vram-gpu-sim", 2, &["vram-gpu", "vram-guest-memory"]),
     only("vram-gpu-cuda", 2, &["vram-gpu", "vram-guest-memory"]),
@@ -59,9 +60,16 @@ const PLACES: &[Place] = &[
     only(
         "vram-transport-vhost-user",
         7,
-        &["vram-device", "vram-guest-memory", "vram-sandbox", "vram-session", "vram-virtqueue"],
+        &[
+            "vram-device",
+            "vram-guest-memory",
+            "vram-sandbox",
+            "vram-session",
+            "vram-socket-file",
+            "vram-virtqueue",
+        ],
     ),
-    only("vram-control-server", 7, &["vram-control-api", "vram-sandbox"]),
+    only("vram-control-server", 7, &["vram-control-api", "vram-sandbox", "vram-socket-file"]),
     any("vramd", 8),
     // Beside the daemon.
     only("vramctl", 1, &["vram-control-api"]),

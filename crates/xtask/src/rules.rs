@@ -23,6 +23,7 @@ const REACHED: &[&str] = &[
     "vram-residency",
     "vram-sandbox",
     "vram-session",
+    "vram-socket-file",
     "vram-tier",
     "vram-transfer",
     "vram-transport-vhost-user",

@@ -80,7 +80,7 @@ fn program_with_a_device_uses_every_function() {
         let folder = tempfile::tempdir().unwrap();
         let program = build(folder.path(), fixed);
         let fake = folder.path().join("fake_device.so");
-        cc(&["-shared", "-fPIC", "fake_device.c", "-o", fake.to_str().unwrap(), "-ldl"]);
+        cc(&["-shared", "-fPIC", "fake_device.c", "-o", fake.to_str().unwrap(), "-ldl", "-pthread"]);
 
         let output = Command::new(&program)
             .env("LD_PRELOAD", &fake)

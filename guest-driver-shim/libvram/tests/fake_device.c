@@ -7,17 +7,23 @@
  * one context that lives as long as its last descriptor, in whatever process.
  * Contexts opened before the file that VRAM_FAKE_STALE names was there are
  * stale once it is.
+ *
+ * A program ends with the process whose number VRAM_FAKE_LIFE gives: a holder
+ * leaves those that start it, and would outlive a test that is stopped.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "vram_ioctl.h"
@@ -313,4 +319,26 @@ int ioctl(int fd, unsigned long number, ...)
 		return -1;
 	}
 	return 0;
+}
+
+static void *end_with(void *life)
+{
+	struct pollfd pollfd = { .fd = (int)(long)life, .events = POLLIN };
+
+	while (poll(&pollfd, 1, -1) != 1)
+		;
+	_exit(1);
+}
+
+__attribute__((constructor)) static void end_with_life(void)
+{
+	const char *life = getenv("VRAM_FAKE_LIFE");
+	pthread_t thread;
+	int fd;
+
+	if (!life)
+		return;
+	fd = syscall(SYS_pidfd_open, atoi(life), 0);
+	if (fd < 0 || pthread_create(&thread, NULL, end_with, (void *)(long)fd))
+		_exit(1);
 }

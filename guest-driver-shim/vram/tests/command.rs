@@ -28,7 +28,7 @@ fn fake_device() -> Option<&'static Path> {
             .arg(libvram.join("tests/fake_device.c"))
             .arg("-o")
             .arg(&library)
-            .arg("-ldl")
+            .args(["-ldl", "-pthread"])
             .output()
             .ok()?;
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
@@ -63,6 +63,7 @@ impl Bench {
             .env("LD_PRELOAD", fake_device().unwrap())
             .env("VRAM_FAKE_DEVICE", "/dev/vram-fake")
             .env("VRAM_FAKE_STALE", self.folder.path().join("restarted"))
+            .env("VRAM_FAKE_LIFE", std::process::id().to_string())
             .env("VRAM_DEVICE", "/dev/vram-fake")
             .env("VRAM_RUNTIME_DIR", self.folder.path().join("run"));
         command
@@ -297,6 +298,21 @@ fn daemon_started_anew_is_said_and_release_starts_over() {
     bench.ok(&["release"]);
     bench.ok(&["put", "f"]);
     bench.ok(&["verify", "f"]);
+}
+
+#[test]
+fn holder_of_a_test_that_is_stopped_ends_with_it() {
+    let Some(bench) = Bench::new() else { return };
+    bench.file("f", 100);
+    let mut test = Command::new("sleep").arg("60").spawn().unwrap();
+    let put = bench.command(&["put", "f"]).env("VRAM_FAKE_LIFE", test.id().to_string()).output().unwrap();
+    assert!(put.status.success(), "{}", text(&put.stderr));
+    let holder = bench.holder();
+
+    test.kill().unwrap();
+    test.wait().unwrap();
+
+    eventually("the holder ends", || !Path::new(&format!("/proc/{holder}/fd/0")).exists());
 }
 
 #[test]

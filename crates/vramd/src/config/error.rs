@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::{fmt, io};
 
+use nix::errno::Errno;
 use vram_control_api::ByteSize;
 
 use super::slice::{FORBIDDEN_IN_SOCKET_PATHS, MAX_LIMIT, MAX_QUEUES, MAX_SOCKET_PATH_BYTES};
@@ -26,6 +27,12 @@ pub enum ConfigError {
         path: PathBuf,
         /// The most that is read.
         limit: ByteSize,
+    },
+    /// The file is no text.
+    #[error("{origin}: The file is not UTF-8 here; save it as UTF-8")]
+    NotUtf8 {
+        /// The first line that is none.
+        origin: Origin,
     },
     /// The file is no TOML, or does not have the fields of a configuration.
     #[error("{origin}: {problem}{}", Quoted(line_text))]
@@ -202,6 +209,24 @@ pub enum Problem {
         path: PathBuf,
         /// Its length.
         len_bytes: usize,
+    },
+    /// There is no such group.
+    #[error("{what}: There is no group {found:?} on this host; make it, or write the number of another")]
+    NoSuchGroup {
+        /// The setting.
+        what: String,
+        /// What was written.
+        found: String,
+    },
+    /// Nobody knows whether there is such a group.
+    #[error("{what}: The group {found:?} cannot be looked up: {errno}; write its number")]
+    GroupLookup {
+        /// The setting.
+        what: String,
+        /// What was written.
+        found: String,
+        /// What the system said.
+        errno: Errno,
     },
     /// Two slices have one socket.
     #[error("The socket of slice {slice} is already that of slice {other}: {}", socket.display())]

@@ -20,7 +20,9 @@ pub(super) struct ConfigFile {
     pub(super) gpu: Option<Setting<GpuBackend>>,
     pub(super) shard: Option<Setting<ByteSize>>,
     pub(super) socket_dir: Option<Setting<PathBuf>>,
+    pub(super) socket_group: Option<Setting<String>>,
     pub(super) control: Option<Setting<PathBuf>>,
+    pub(super) control_group: Option<Setting<String>>,
     pub(super) virtio_id: Option<Setting<i64>>,
     pub(super) log_level: Option<LogLevel>,
     pub(super) slices: Vec<SliceSettings>,
@@ -32,7 +34,9 @@ struct RawFile {
     gpu: Option<Spanned<RawGpu>>,
     shard: Option<Spanned<ByteSize>>,
     socket_dir: Option<Spanned<PathBuf>>,
+    socket_group: Option<Spanned<String>>,
     control: Option<Spanned<PathBuf>>,
+    control_group: Option<Spanned<String>>,
     virtio_id: Option<Spanned<i64>>,
     log_level: Option<LogLevel>,
     #[serde(default)]
@@ -63,23 +67,34 @@ struct RawSlice {
     queues: Option<Spanned<i64>>,
     home: Option<Spanned<i64>>,
     socket: Option<Spanned<PathBuf>>,
+    group: Option<Spanned<String>>,
 }
 
 /// Turns positions of the parser into lines.
 struct Lines<'a> {
     path: &'a Path,
     text: &'a str,
+    /// Where each line begins.
+    starts: Vec<usize>,
 }
 
-impl Lines<'_> {
+impl<'a> Lines<'a> {
+    fn new(path: &'a Path, text: &'a str) -> Self {
+        let behind_newlines = text.match_indices('\n').map(|(newline, _)| newline + 1);
+        Self { path, text, starts: std::iter::once(0).chain(behind_newlines).collect() }
+    }
+
+    /// The number of the line a position is in, from 1.
+    fn line(&self, at: usize) -> usize {
+        self.starts.partition_point(|start| *start <= at)
+    }
+
     fn origin(&self, at: usize) -> Origin {
-        let before = self.text.as_bytes().iter().take(at);
-        Origin::File { path: self.path.to_owned(), line: before.filter(|byte| **byte == b'\n').count() + 1 }
+        Origin::File { path: self.path.to_owned(), line: self.line(at) }
     }
 
     fn quote(&self, at: usize) -> String {
-        let start =
-            self.text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1);
+        let start = self.starts.get(self.line(at) - 1).copied().unwrap_or_default();
         let line = self.text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
         line.trim().chars().filter(|c| !c.is_control()).take(MAX_QUOTED_CHARS).collect()
     }
@@ -98,6 +113,7 @@ impl Lines<'_> {
             queues: raw.queues.map(|value| self.setting(value)),
             home: raw.home.map(|value| self.setting(value)),
             socket: raw.socket.map(|value| self.setting(value)),
+            group: raw.group.map(|value| self.setting(value)),
         }
     }
 
@@ -128,15 +144,26 @@ impl Lines<'_> {
 }
 
 impl ConfigFile {
-    /// Reads the text of a file; the path is for messages.
-    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let lines = Lines { path, text };
+    /// Reads the contents of a file; the path is for messages.
+    pub(super) fn parse(path: &Path, contents: &[u8]) -> Result<Self, ConfigError> {
+        let text = match std::str::from_utf8(contents) {
+            Ok(text) => text,
+            Err(error) => {
+                let good = contents.get(..error.valid_up_to()).unwrap_or_default();
+                let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;
+                let origin = Origin::File { path: path.to_owned(), line };
+                return Err(ConfigError::NotUtf8 { origin });
+            }
+        };
+        let lines = Lines::new(path, text);
         let raw: RawFile = toml::from_str(text).map_err(|error| lines.parse_error(&error))?;
         Ok(Self {
             gpu: raw.gpu.map(|gpu| lines.gpu(gpu)).transpose()?,
             shard: raw.shard.map(|value| lines.setting(value)),
             socket_dir: raw.socket_dir.map(|value| lines.setting(value)),
+            socket_group: raw.socket_group.map(|value| lines.setting(value)),
             control: raw.control.map(|value| lines.setting(value)),
+            control_group: raw.control_group.map(|value| lines.setting(value)),
             virtio_id: raw.virtio_id.map(|value| lines.setting(value)),
             log_level: raw.log_level,
             slices: raw.slice.into_iter().map(|slice| lines.slice(slice)).collect(),

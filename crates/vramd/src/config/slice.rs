@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use nix::unistd::Gid;
 use vram_control_api::ByteSize;
 use vram_pool::Placement;
 
+use super::group::find_group;
 use super::{ConfigError, Origin, Problem, Setting};
 use crate::args::SliceOption;
 
@@ -38,6 +40,8 @@ pub struct SliceConfig {
     pub home: Option<u16>,
     /// Socket its VMM connects to; absolute, UTF-8.
     pub socket: PathBuf,
+    /// Group whose members may connect to it, if somebody chose one.
+    pub group: Option<Gid>,
 }
 
 /// One slice as written.
@@ -50,6 +54,7 @@ pub(super) struct SliceSettings {
     pub(super) queues: Option<Setting<i64>>,
     pub(super) home: Option<Setting<i64>>,
     pub(super) socket: Option<Setting<PathBuf>>,
+    pub(super) group: Option<Setting<String>>,
 }
 
 impl From<SliceOption> for SliceSettings {
@@ -65,13 +70,19 @@ impl From<SliceOption> for SliceSettings {
             queues: option.queues.map(here),
             home: option.home.map(here),
             socket: option.socket.map(here),
+            group: option.group.map(here),
         }
     }
 }
 
 impl SliceSettings {
-    /// Checks the slice by itself. Its origin is that of its name.
-    pub(super) fn check(self, socket_dir: &Path) -> Result<Setting<SliceConfig>, ConfigError> {
+    /// Checks the slice by itself, beside the folder and the group of sockets that have none of their own. Its origin is
+    /// that of its name.
+    pub(super) fn check(
+        self,
+        socket_dir: &Path,
+        socket_group: Option<Gid>,
+    ) -> Result<Setting<SliceConfig>, ConfigError> {
         let origin = self.name.origin.clone();
         let name = check_name(self.name)?;
         let limit = check_limit(&name, self.limit)?;
@@ -83,6 +94,10 @@ impl SliceSettings {
             .socket
             .unwrap_or_else(|| Setting::new(socket_dir.join(format!("{name}.sock")), origin.clone()));
         let socket = socket_path(&format!("The socket of slice {name}"), socket)?.value;
+        let group = self
+            .group
+            .map(|setting| find_group(&format!("The group of slice {name}"), setting))
+            .transpose()?;
         let slice = SliceConfig {
             name,
             limit,
@@ -91,6 +106,7 @@ impl SliceSettings {
             request_queues: queues.unwrap_or(DEFAULT_QUEUES),
             home,
             socket,
+            group: group.or(socket_group),
         };
         Ok(Setting::new(slice, origin))
     }

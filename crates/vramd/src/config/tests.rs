@@ -13,7 +13,7 @@ fn from_options(options: &[&str]) -> Result<Config, ConfigError> {
 }
 
 fn from_both(toml: &str, options: &[&str]) -> Result<Config, ConfigError> {
-    Config::merge(args(options), ConfigFile::parse(Path::new("vramd.toml"), toml)?)
+    Config::merge(args(options), ConfigFile::parse(Path::new("vramd.toml"), toml.as_bytes())?)
 }
 
 /// The first line of a message is all of it.
@@ -35,6 +35,7 @@ fn config_one_slice_takes_the_defaults() {
             shard: ByteSize::mib(64),
             socket_dir: "/run/vram".into(),
             control: vram_control_api::DEFAULT_CONTROL_SOCKET.into(),
+            control_group: None,
             virtio_id: 37,
             log_level: LogLevel::Info,
             slices: vec![SliceConfig {
@@ -45,6 +46,7 @@ fn config_one_slice_takes_the_defaults() {
                 request_queues: 1,
                 home: None,
                 socket: "/run/vram/tenant.sock".into(),
+                group: None,
             }],
         }
     );
@@ -54,7 +56,9 @@ fn config_one_slice_takes_the_defaults() {
 fn config_file_and_options_with_the_same_content_are_equal() {
     let toml = r#"
         socket_dir = "/tmp/v"
+        socket_group = "root"
         control = "/tmp/c.sock"
+        control_group = "4"
         virtio_id = 63
         shard = "32MiB"
         log_level = "debug"
@@ -72,16 +76,19 @@ fn config_file_and_options_with_the_same_content_are_equal() {
         queues = 64
         home = 1
         socket = "/tmp/b.sock"
+        group = "5"
     "#;
     let options = [
         "--socket-dir=/tmp/v",
+        "--socket-group=root",
         "--control=/tmp/c.sock",
+        "--control-group=4",
         "--virtio-id=63",
         "--shard=32MiB",
         "--log-level=debug",
         "--gpu=sim:2x1GiB,link=pix",
         "--slice=a=1GiB",
-        "--slice=b=1.5GiB,guarantee=512MiB,placement=spread,queues=64,home=1,socket=/tmp/b.sock",
+        "--slice=b=1.5GiB,guarantee=512MiB,placement=spread,queues=64,home=1,socket=/tmp/b.sock,group=5",
     ];
 
     let from_file = from_both(toml, &[]).unwrap();
@@ -89,6 +96,8 @@ fn config_file_and_options_with_the_same_content_are_equal() {
     assert_eq!(from_file, from_options(&options).unwrap());
     assert!(!from_file.gpu_is_default);
     assert_eq!(from_file.slices[0].socket, Path::new("/tmp/v/a.sock"));
+    let groups = [from_file.slices[0].group, from_file.slices[1].group, from_file.control_group];
+    assert_eq!(groups.map(|group| group.map(Gid::as_raw)), [Some(0), Some(5), Some(4)]);
 }
 
 #[test]
@@ -182,6 +191,18 @@ fn config_wrong_options_are_named() {
         (
             &["--slice=a=1GiB", "--socket-dir=/a,b"],
             "default: control must not contain any of ,\"[], which mean",
+        ),
+        (
+            &["--slice=a=1GiB", "--socket-group=no such"],
+            "--socket-group: socket-group: There is no group \"no such\"",
+        ),
+        (
+            &["--slice=a=1GiB", "--control-group=-1"],
+            "--control-group: control-group: There is no group \"-1\"",
+        ),
+        (
+            &["--slice=a=1GiB,group=4294967295"],
+            "--slice: The group of slice a: There is no group \"4294967295\"",
         ),
         (&["--slice=a=1GiB,socket=/[a]"], "--slice: The socket of slice a must not contain any of ,\"[]"),
         (&["--slice=a=1GiB", &long_dir], "default: control must be at most 107 bytes long, not 124"),
@@ -295,13 +316,26 @@ fn config_setting_in_both_places_is_refused() {
 fn config_unreadable_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("binary");
-    std::fs::write(&binary, b"\xff\xfe").unwrap();
+    std::fs::write(&binary, b"# caf\xc3\xa9\n\n# caf\xe9\n").unwrap();
     let load = |path: &str| from_options(&["--config", path]);
 
     assert!(message(load("/nonexistent/vramd.toml")).contains("/nonexistent/vramd.toml"));
     assert!(message(load(folder.path().to_str().unwrap())).contains("Cannot read the configuration file"));
-    assert!(message(load(binary.to_str().unwrap())).contains("Cannot read the configuration file"));
+    assert!(message(load(binary.to_str().unwrap())).contains("binary:3: The file is not UTF-8 here"));
     assert!(message(load("/dev/zero")).contains("larger than 1MiB"));
+}
+
+/// Quadratic time takes minutes here.
+#[test]
+fn config_of_very_many_slices_is_read_in_seconds() {
+    let slices = (0..20_000).map(|i| format!("[[slice]]\nname = \"a{i}\"\nlimit = 1\n"));
+    let toml: String = slices.chain(["[[slice]]\nname = \"a0\"\nlimit = 1\n".to_owned()]).collect();
+    let began = std::time::Instant::now();
+
+    let message = message(from_both(&toml, &[]));
+
+    assert_eq!(message, "vramd.toml:60002: The slice a0 is already defined (vramd.toml:2)");
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 /// The example, as it is and with every suggestion (`#name = value`) taken up.
