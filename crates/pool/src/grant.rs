@@ -128,7 +128,6 @@ impl Pool {
             slice.unback(&mut self.gpus, backing.region);
         }
         for region in born_stored {
-            slice.map.close_free(slice.band.region_span(region));
             slice.unback(&mut self.gpus, region);
         }
         let plan = slice.settle(span);

@@ -745,7 +745,14 @@ impl Model {
                 self.pool.allocations(slice.id).map(|a| (a.range.start.0, a.range.len_bytes)).collect();
             assert!(live.into_iter().eq(slice.live.iter().map(|(&start, &len)| (start, len))));
             for (index, state) in slice.regions.iter().enumerate() {
-                assert_eq!(self.pool.region(slice.id, RegionIndex(index as u32)), Some(*state));
+                let region = RegionIndex(index as u32);
+                assert_eq!(self.pool.region(slice.id, region), Some(*state));
+                let in_tier =
+                    matches!(state, RegionState::Stored | RegionState::Shifting | RegionState::Promoting(_));
+                if *state != RegionState::Discarding {
+                    let promotes = self.pool.should_promote(slice.id, region, None, self.now);
+                    assert_eq!(promotes, in_tier && self.tier_regions > 0);
+                }
             }
         }
     }
@@ -811,7 +818,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let tiering = prop_oneof![
         5 => one_region.clone().prop_map(|(slice, nth)| Step::Evict { slice, nth }),
         6 => one_region.clone().prop_map(|(slice, nth)| Step::Promote { slice, nth }),
-        2 => one_region.clone().prop_map(|(slice, nth)| Step::Shift { slice, nth }),
+        4 => one_region.clone().prop_map(|(slice, nth)| Step::Shift { slice, nth }),
         10 => (any::<usize>(), tiering_ends).prop_map(|(nth, end)| Step::EndTiering { nth, end }),
         1 => one_region.prop_map(|(slice, nth)| Step::Damage { slice, nth }),
         3 => (any::<usize>(), kinds).prop_map(|(nth, kind)| Step::Touch { nth, kind }),
@@ -826,7 +833,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => alloc,
         11 => slice.clone().prop_map(|slice| Step::Commit { slice }),
-        2 => (slice.clone(), any::<bool>()).prop_map(|(slice, refuse)| Step::Abort { slice, refuse }),
+        3 => (slice.clone(), any::<bool>()).prop_map(|(slice, refuse)| Step::Abort { slice, refuse }),
         7 => (slice, any::<usize>()).prop_map(|(slice, nth)| Step::Free { slice, nth }),
         6 => any::<usize>().prop_map(|nth| Step::PlanRelease { nth }),
         6 => any::<usize>().prop_map(|nth| Step::FinishRelease { nth }),
@@ -852,8 +859,8 @@ fn worlds() -> impl Strategy<Value = World> {
         1 => Just(Placement::Spread),
         1 => Just(Placement::Pack),
     ];
-    let slice = (0..5u32, 1..9u32, placement, prop::option::of(0..3u16));
-    let tiers = prop_oneof![1 => Just(0), 3 => 1..20u32];
+    let slice = (0..5u32, 1..13u32, placement, prop::option::of(0..3u16));
+    let tiers = prop_oneof![1 => Just(0), 4 => 1..20u32];
     let shards = prop_oneof![4 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(6 * MIB)];
     (shards, prop::array::uniform3(1..7u32), prop::collection::vec(slice, 3), 0..9u64, tiers).prop_map(
         |(shard_bytes, gpu_shards, slices, spare_regions, tier_regions)| World {

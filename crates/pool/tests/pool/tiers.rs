@@ -235,6 +235,22 @@ fn copy_below_outlives_a_lost_gpu_unless_it_is_stale() {
 }
 
 #[test]
+fn touch_of_lost_bytes_makes_nothing_stale() {
+    let mut pool = tiered_pool(&[1], 4);
+    let slice = add(&mut pool, config(0, 4));
+    let allocation = alloc(&mut pool, slice, SHARD);
+    evict(&mut pool, slice, 0);
+    promote(&mut pool, slice, 0, TierCopy::Valid);
+    pool.pin(slice, allocation.range).unwrap();
+    let eviction = pool.plan_eviction(slice, RegionIndex(0)).unwrap();
+    pool.mark_lost(GpuId(0));
+    assert!(!pool.can_leave(&eviction));
+    assert_eq!(pool.touch(slice, allocation.range, AccessKind::Write, NOW), []);
+    assert_eq!(pool.abort_eviction(eviction), None);
+    pool.verify().unwrap();
+}
+
+#[test]
 fn abort_of_an_eviction_or_a_relocation_keeps_a_true_copy() {
     let mut pool = tiered_pool(&[2, 2], 4);
     let slice = add(&mut pool, config(0, 4));
@@ -341,6 +357,7 @@ fn damaged_region_takes_nothing_new_until_all_in_it_is_freed() {
     assert_eq!(pool.mark_damaged(slice, RegionIndex(0)), None);
     assert_eq!(pool.pin(slice, second.range), Err(PinError::Damaged(RegionIndex(0))));
     assert_eq!(places(&pool, slice, second), [Place::Damaged]);
+    assert!(!pool.should_promote(slice, RegionIndex(0), None, NOW));
     assert_eq!(pool.plan_promotion(slice, RegionIndex(0)), Ok(None));
     assert_eq!(pool.usage(slice).unwrap().stored_bytes, SHARD);
     assert_eq!(alloc(&mut pool, slice, 256).range.start.0, first.range.start.0 + SHARD);
