@@ -178,6 +178,12 @@ impl Heat {
         self.entry(region).and_then(|entry| entry.residence)
     }
 
+    /// Whether it is for a band of no regions, and so keeps nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Regions in GPU memory.
     #[must_use]
     pub fn resident(&self) -> u32 {

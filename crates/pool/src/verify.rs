@@ -6,7 +6,7 @@ use crate::block::BlockUse;
 use crate::gpu::ShardCounts;
 use crate::slice::Slice;
 use crate::span::{GRANULE_BYTES, Span};
-use crate::{Pool, RegionIndex, RegionState, SliceId};
+use crate::{Pool, RegionIndex, RegionState, Residence, SliceId};
 
 /// An invariant that does not hold: a bug in this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -220,6 +220,7 @@ fn verify_regions(
             RegionState::Forgetting(_) => free == 0 && live == 0,
         };
         if !allowed
+            || !heat_agrees(slice, index, region.state)
             || live != u64::from(region.live_bytes)
             || quarantined != u64::from(region.quarantined_bytes)
         {
@@ -233,6 +234,24 @@ fn verify_regions(
         }
     }
     Ok(())
+}
+
+/// The heat knows a region where it is. Of one whose last bytes are on their way out it may know either.
+fn heat_agrees(slice: &Slice, index: RegionIndex, state: RegionState) -> bool {
+    if slice.heat.is_empty() {
+        return true;
+    }
+    let residence = slice.heat.residence(index);
+    match state {
+        RegionState::Backed(_) | RegionState::Moving { .. } | RegionState::Evicting(_) => {
+            matches!(residence, Some(Residence::Gpu(_)))
+        }
+        RegionState::Stored | RegionState::Shifting | RegionState::Promoting(_) => {
+            residence == Some(Residence::Tier)
+        }
+        RegionState::Returning(_) | RegionState::Discarding => true,
+        _ => residence.is_none(),
+    }
 }
 
 /// The runs of unbacked regions are all of them, each as long as it can be.

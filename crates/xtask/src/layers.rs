@@ -46,7 +46,11 @@ const PLACES: &[Place] = &[
     only("vram-virtqueue", 2, &["vram-guest-memory"]),
     only("vram-pool", 3, &["vram-gpu"]),
     only("vram-transfer", 3, &["vram-gpu", "vram-guest-memory", "vram-sandbox"]),
-    only("vram-residency", 4, &["vram-gpu", "vram-pool", "vram-sandbox", "vram-transfer"]),
+    only(
+        "vram-residency",
+        4,
+        &["vram-gpu", "vram-guest-memory", "vram-pool", "vram-sandbox", "vram-tier", "vram-transfer"],
+    ),
     only(
         "vram-session",
         5,

@@ -747,12 +747,6 @@ impl Model {
             for (index, state) in slice.regions.iter().enumerate() {
                 let region = RegionIndex(index as u32);
                 assert_eq!(self.pool.region(slice.id, region), Some(*state));
-                let in_tier =
-                    matches!(state, RegionState::Stored | RegionState::Shifting | RegionState::Promoting(_));
-                if *state != RegionState::Discarding {
-                    let promotes = self.pool.should_promote(slice.id, region, None, self.now);
-                    assert_eq!(promotes, in_tier && self.tier_regions > 0);
-                }
             }
         }
     }

@@ -357,7 +357,7 @@ fn damaged_region_takes_nothing_new_until_all_in_it_is_freed() {
     assert_eq!(pool.mark_damaged(slice, RegionIndex(0)), None);
     assert_eq!(pool.pin(slice, second.range), Err(PinError::Damaged(RegionIndex(0))));
     assert_eq!(places(&pool, slice, second), [Place::Damaged]);
-    assert!(!pool.should_promote(slice, RegionIndex(0), None, NOW));
+    assert!(!pool.is_worth_promoting(slice, RegionIndex(0), &[], NOW));
     assert_eq!(pool.plan_promotion(slice, RegionIndex(0)), Ok(None));
     assert_eq!(pool.usage(slice).unwrap().stored_bytes, SHARD);
     assert_eq!(alloc(&mut pool, slice, 256).range.start.0, first.range.start.0 + SHARD);
