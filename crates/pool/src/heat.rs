@@ -214,6 +214,19 @@ impl Heat {
         }
     }
 
+    /// Whether a region is pinned.
+    #[must_use]
+    pub fn is_pinned(&self, region: RegionIndex) -> bool {
+        self.entry(region).is_some_and(|entry| entry.pins > 0)
+    }
+
+    /// Number of pinned regions.
+    #[must_use]
+    pub fn pinned(&self) -> u32 {
+        let pinned = self.entries.iter().filter(|entry| entry.pins > 0).count();
+        u32::try_from(pinned).unwrap_or(u32::MAX)
+    }
+
     /// Keeps a region where it is until it was unpinned as often. Returns whether it is known, and not pinned too often.
     #[must_use]
     pub fn pin(&mut self, region: RegionIndex) -> bool {

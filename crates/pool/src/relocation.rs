@@ -186,6 +186,21 @@ impl Pool {
         Some(Relocation { slice: id, from: slice.band.backing(region, from), to })
     }
 
+    /// Begins to move a region to a GPU somebody would rather have it on; `None` if it cannot move, or there is no room
+    /// that the slice may take there. It takes no more than it gives back, but not there: only what nobody is promised.
+    pub fn plan_relocation(&mut self, slice: SliceId, region: RegionIndex, to: GpuId) -> Option<Relocation> {
+        let found = self.slices.get(&slice)?;
+        let RegionState::Backed(from) = found.band.region(region)?.state else { return None };
+        let movable = found.band.region(region)?.quarantined_bytes == 0 && from != to;
+        let stays = found.config.placement.stays_home() && to != found.home;
+        if !movable || stays || Room::of(&self.gpus, self.slices.values(), found, When::Now).on(to) == 0 {
+            return None;
+        }
+        let slice = self.slices.get_mut(&slice)?;
+        slice.begin_moving(&mut self.gpus, region, from, to);
+        Some(Relocation { slice: slice.id, from: slice.band.backing(region, from), to })
+    }
+
     /// The bytes are where they were to go, the new shard is behind the addresses, and the old one is given back. Returns
     /// a plan if the region became empty meanwhile; carry it out and finish it.
     ///

@@ -86,6 +86,11 @@ impl Room {
         self.total
     }
 
+    /// How many of one GPU.
+    pub(crate) fn on(&self, gpu: GpuId) -> u32 {
+        self.free.of(gpu).min(self.total)
+    }
+
     /// The GPU of the slice's next shard, as its placement has it.
     pub(crate) fn take(&mut self, gpus: &Gpus, slice: &Slice) -> Option<GpuId> {
         self.total = self.total.checked_sub(1)?;

@@ -6,8 +6,8 @@ use crate::band::Region;
 use crate::room::{Room, When};
 use crate::slice::Slice;
 use crate::{
-    AllocError, Backing, Demand, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, Residence, SliceId,
-    TierCopy, Victim,
+    Advice, AllocError, Backing, Demand, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, Residence,
+    SliceId, TierCopy, Victim,
 };
 
 /// Of all shards one in so many, as a power of two, is kept free.
@@ -208,6 +208,40 @@ impl Pool {
             victims.min_by_key(|(_, victim)| victim.demand)
         };
         coldest(false).or_else(|| coldest(true))
+    }
+
+    /// Takes a guest's word about the regions a range touches.
+    pub fn advise(&mut self, slice: SliceId, range: DeviceRange, advice: Advice) {
+        let Some(slice) = self.slices.get_mut(&slice) else { return };
+        for region in slice.band.touched(Self::clipped(slice, range)) {
+            slice.heat.advise(region, advice);
+        }
+    }
+
+    /// Regions a range touches are not to be evicted any more. False, and nothing is changed, if more would be pinned than
+    /// is promised to the slice.
+    pub fn pin_to_gpus(&mut self, slice: SliceId, range: DeviceRange) -> bool {
+        if self.tier_regions == 0 {
+            return true;
+        }
+        let Some(slice) = self.slices.get_mut(&slice) else { return true };
+        let touched = slice.band.touched(Self::clipped(slice, range));
+        let new: Vec<_> = touched.filter(|region| !slice.heat.is_pinned(*region)).collect();
+        let pinned = slice.heat.pinned().saturating_add(u32::try_from(new.len()).unwrap_or(u32::MAX));
+        if pinned > slice.guarantee_shards {
+            return false;
+        }
+        new.into_iter().all(|region| slice.heat.pin(region))
+    }
+
+    /// Regions a range touches may be evicted again.
+    pub fn unpin_from_gpus(&mut self, slice: SliceId, range: DeviceRange) {
+        let Some(slice) = self.slices.get_mut(&slice) else { return };
+        for region in slice.band.touched(Self::clipped(slice, range)) {
+            if slice.heat.is_pinned(region) {
+                slice.heat.unpin(region);
+            }
+        }
     }
 
     /// Whether a slice has regions that are in lower tiers only.

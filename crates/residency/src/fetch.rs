@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crossbeam_channel::Receiver;
-use vram_gpu::DeviceRange;
+use vram_gpu::{DeviceRange, GpuId};
 use vram_pool::{RegionIndex, SliceId};
 use vram_transfer::{Again, TransferError};
 
@@ -44,6 +44,22 @@ pub(crate) enum Fetch {
         /// Which.
         region: RegionIndex,
     },
+    /// A region is to be on a GPU, and to stay there.
+    Pinned {
+        /// Whose.
+        slice: SliceId,
+        /// Which.
+        region: RegionIndex,
+    },
+    /// A region is to move to a GPU if that has room.
+    Preferred {
+        /// Whose.
+        slice: SliceId,
+        /// Which.
+        region: RegionIndex,
+        /// Where to.
+        gpu: GpuId,
+    },
 }
 
 /// A slice's fetch thread, which ends when nobody can ask any more.
@@ -54,10 +70,15 @@ pub(crate) fn fetch_all(residency: &Weak<Residency>, fetches: &Receiver<Fetch>) 
             Fetch::Needed { slice, needed, verdict, again } => {
                 residency.fetch_needed(slice, &needed, &verdict, again);
             }
-            Fetch::Worthwhile { slice, region } => {
-                // Others ask again while it is worth it.
-                let _ = residency.promote(slice, region, Need::IfWorth, &[]);
+            // Who asked is not told: others ask again while it matters.
+            Fetch::Worthwhile { slice, region } => residency.fetch_suggested(slice, region, Need::IfWorth),
+            Fetch::Pinned { slice, region } => residency.fetch_suggested(slice, region, Need::Must),
+            Fetch::Preferred { slice, region, gpu } => {
                 residency.worthwhile().remove(&(slice, region));
+                let relocation = residency.pool().plan_relocation(slice, region, gpu);
+                if let Some(relocation) = relocation {
+                    residency.relocate(relocation);
+                }
             }
         }
     }
@@ -69,6 +90,12 @@ impl Residency {
         if self.worthwhile().insert((slice, region)) {
             self.fetch_soon(slice, Fetch::Worthwhile { slice, region });
         }
+    }
+
+    fn fetch_suggested(&self, slice: SliceId, region: RegionIndex, need: Need) {
+        // From now on it can be asked for again.
+        self.worthwhile().remove(&(slice, region));
+        let _ = self.promote(slice, region, need, &[]);
     }
 
     fn fetch_needed(&self, slice: SliceId, needed: &Needed, verdict: &Verdict, again: Again) {
@@ -113,7 +140,7 @@ impl Residency {
         }
     }
 
-    fn worthwhile(&self) -> std::sync::MutexGuard<'_, HashSet<(SliceId, RegionIndex)>> {
+    pub(crate) fn worthwhile(&self) -> std::sync::MutexGuard<'_, HashSet<(SliceId, RegionIndex)>> {
         self.worthwhile.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

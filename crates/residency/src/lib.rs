@@ -22,6 +22,7 @@
 )]
 
 mod access;
+mod advise;
 mod allocate;
 mod error;
 mod evict;
@@ -38,6 +39,7 @@ mod tend;
 mod tiers;
 
 pub use access::Access;
+pub use advise::{Advice, AdviseError};
 pub use error::{AllocateError, SliceError, StartError};
 pub use lease::MemoryLease;
 pub use places::BytePlace;

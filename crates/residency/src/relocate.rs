@@ -47,7 +47,7 @@ impl Residency {
     }
 
     /// Moves one region. False if it stays where it is.
-    fn relocate(&self, relocation: Relocation) -> bool {
+    pub(crate) fn relocate(&self, relocation: Relocation) -> bool {
         let from = relocation.from();
         let outcome = self
             .wait_quiet(relocation.slice(), from.region, |pool| pool.is_possible(&relocation))
@@ -130,18 +130,18 @@ impl Residency {
     /// Copies the region's bytes into a shard.
     fn fill(&self, relocation: &Relocation, shard: &ShardHandle) -> Result<(), MoveError> {
         let from = relocation.from();
-        self.backend.map(self.landing.start, shard)?;
-        let filled =
-            self.backend.set_access(self.landing, &self.reaching(relocation.to())).map_err(Into::into);
+        let landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.backend.map(landing.start, shard)?;
+        let filled = self.backend.set_access(*landing, &self.reaching(relocation.to())).map_err(Into::into);
         let filled = filled.and_then(|()| {
             let work = Work::Copy {
-                to: vec![Part::gpu(self.landing, relocation.to())],
+                to: vec![Part::gpu(*landing, relocation.to())],
                 from: vec![Part::gpu(from.range, from.gpu)],
             };
             let flow = Flow::Upkeep(relocation.slice().0);
             self.engine.run(flow, work, Vec::new()).map_err(MoveError::Failed)
         });
-        self.backend.unmap(self.landing)?;
+        self.backend.unmap(*landing)?;
         filled
     }
 

@@ -40,8 +40,9 @@ pub struct Residency {
     pub(crate) quiet: Condvar,
     /// Who waits for bytes that are moving. Looked at with the pool locked, so that nobody comes too late.
     waiting_accesses: Mutex<Vec<Again>>,
-    /// Addresses the new shard of a region that moves is mapped at while it is filled: one shard long.
-    pub(crate) landing: DeviceRange,
+    /// Addresses the new shard of a region that moves is mapped at while it is filled: one shard long,
+    /// for one at a time.
+    pub(crate) landing: Mutex<DeviceRange>,
     /// The regions whose shards are being exchanged just now, and the signal that one no longer is.
     regions_in_motion: Mutex<HashSet<DeviceAddress>>,
     pub(crate) in_place: Condvar,
@@ -59,8 +60,8 @@ pub struct Residency {
 struct SliceThreads {
     /// To its release thread.
     releases: Sender<Upkeep>,
-    /// To the thread that brings its regions back, if there are tiers.
-    fetches: Option<Sender<Fetch>>,
+    /// To the thread that brings its regions to where they are needed.
+    fetches: Sender<Fetch>,
 }
 
 impl Residency {
@@ -101,7 +102,7 @@ impl Residency {
             released: Condvar::new(),
             quiet: Condvar::new(),
             waiting_accesses: Mutex::default(),
-            landing,
+            landing: Mutex::new(landing),
             regions_in_motion: Mutex::default(),
             in_place: Condvar::new(),
             tiers,
@@ -149,7 +150,7 @@ impl Residency {
         let weak = Arc::downgrade(self);
         vram_sandbox::spawn_named(format!("release-{}", config.name), move || release_all(&weak, &receiver))
             .map_err(SliceError::Thread)?;
-        let fetches = if self.tiers.is_empty() { None } else { Some(self.start_fetching(&config.name)?) };
+        let fetches = self.start_fetching(&config.name)?;
         let band = self.backend.reserve_band(band_bytes, alignment_bytes.next_power_of_two())?;
         let added = self.pool().add_slice(config, band);
         let slice = added.map_err(|error| {
@@ -198,9 +199,7 @@ impl Residency {
 
     /// Asks for regions of a slice where they can be used. False if there is nobody to ask.
     pub(crate) fn fetch_soon(&self, slice: SliceId, fetch: Fetch) -> bool {
-        let threads = self.slice_threads();
-        let sender = threads.get(&slice).and_then(|threads| threads.fetches.as_ref());
-        sender.is_some_and(|sender| sender.send(fetch).is_ok())
+        self.slice_threads().get(&slice).is_some_and(|threads| threads.fetches.send(fetch).is_ok())
     }
 
     /// A region of a slice is not on its way any more: whoever waited for that looks again.

@@ -2,7 +2,7 @@
 
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
 use vram_pool::Place;
-use vram_residency::MemoryLease;
+use vram_residency::{Advice, AdviseError, MemoryLease};
 use vram_transfer::TransferError;
 
 use crate::rig::{Rig, SHARD, Tiers};
@@ -181,4 +181,82 @@ fn lost_gpu_spares_what_a_tier_has() {
         }
     }
     assert!(good >= 6, "{good} regions are there");
+}
+
+fn on_gpus(rig: &Rig, slice: vram_pool::SliceId, range: DeviceRange) -> bool {
+    rig.residency.pool().extents(slice, range).all(|extent| matches!(extent.place, Place::Gpu(_)))
+}
+
+fn eventually(mut is_true: impl FnMut() -> bool) -> bool {
+    (0..1000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        is_true()
+    })
+}
+
+#[test]
+fn pinned_region_stays_whatever_else_is_used() {
+    let rig = Rig::new("1x8MiB", Tiers { host: 16, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, SHARD);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    let pinned = part(&lease, 7 * SHARD, SHARD);
+    rig.residency.advise(slice, pinned, Advice::Pin).unwrap();
+    assert!(eventually(|| on_gpus(&rig, slice, pinned)), "it does not come");
+    let refused = rig.residency.advise(slice, part(&lease, 0, 2 * SHARD), Advice::Pin);
+    assert_eq!(refused, Err(AdviseError::OverGuarantee));
+    // Again is no more.
+    rig.residency.advise(slice, pinned, Advice::Pin).unwrap();
+    for round in 0..30 {
+        rig.fill(slice, part(&lease, 0, 7 * SHARD), round).result.unwrap();
+        assert!(on_gpus(&rig, slice, pinned));
+    }
+    rig.residency.advise(slice, pinned, Advice::Unpin).unwrap();
+    let gone = |round: u8| {
+        rig.fill(slice, part(&lease, 0, 7 * SHARD), round).result.unwrap();
+        !on_gpus(&rig, slice, pinned)
+    };
+    assert!((0..100).any(gone), "it stays after all");
+}
+
+#[test]
+fn prefetched_region_comes_in_the_place_of_a_cold_one() {
+    let rig = Rig::new("1x8MiB", Tiers { host: 16, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, 0);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    rig.fill(slice, lease.range(), 1).result.unwrap();
+    let (cold, wanted) = (part(&lease, 2 * SHARD, SHARD), part(&lease, 6 * SHARD, SHARD));
+    for region in 0..4 {
+        rig.residency.advise(slice, part(&lease, region * SHARD, SHARD), Advice::Prefetch).unwrap();
+        assert!(eventually(|| on_gpus(&rig, slice, part(&lease, region * SHARD, SHARD))));
+        rig.read(slice, part(&lease, region * SHARD, SHARD)).0.result.unwrap();
+    }
+    assert!(!on_gpus(&rig, slice, wanted) && on_gpus(&rig, slice, cold));
+    rig.residency.advise(slice, cold, Advice::Cold).unwrap();
+    rig.residency.advise(slice, wanted, Advice::Prefetch).unwrap();
+    assert!(eventually(|| on_gpus(&rig, slice, wanted)), "it does not come");
+    assert!(!on_gpus(&rig, slice, cold), "another went");
+}
+
+#[test]
+fn region_moves_to_the_gpu_its_guest_prefers_if_that_has_room() {
+    let rig = Rig::new("2x4MiB", Tiers::default());
+    let slice = rig.slice("a", 4 * SHARD, 0);
+    let lease = rig.alloc(slice, SHARD).unwrap();
+    let bytes = noise(SHARD, 17);
+    rig.write(slice, lease.range(), &bytes).result.unwrap();
+    let on = |gpu| {
+        let place = Place::Gpu(GpuId(gpu));
+        rig.residency.pool().extents(slice, lease.range()).all(|extent| extent.place == place)
+    };
+    assert!(on(0));
+    rig.residency.advise(slice, lease.range(), Advice::PreferGpu(GpuId(1))).unwrap();
+    assert!(eventually(|| on(1)), "it does not move");
+    assert!(rig.read(slice, lease.range()).1 == bytes);
+    let other = rig.slice("b", 4 * SHARD, 0);
+    let _full = rig.alloc(other, 3 * SHARD).unwrap();
+    rig.residency.advise(slice, lease.range(), Advice::PreferGpu(GpuId(0))).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(on(1), "there is no room");
+    let refused = rig.residency.advise(slice, lease.range(), Advice::PreferGpu(GpuId(9)));
+    assert_eq!(refused, Err(AdviseError::NoSuchGpu { gpu: GpuId(9) }));
 }
