@@ -385,8 +385,8 @@ impl Pool {
     }
 
     /// The bytes of a region that is in a lower tier, or on its way from there, are damaged: nobody can use them any
-    /// more, and no new ones come there until all are freed. Returns a plan if the region became empty meanwhile; carry it
-    /// out and finish it.
+    /// more, and no new ones come there until all are freed. A promotion or shift of it that is under way is to be ended at
+    /// once, and changes nothing. Returns a plan if the region became empty meanwhile; carry it out and finish it.
     pub fn mark_damaged(&mut self, slice: SliceId, region: RegionIndex) -> Option<ReleasePlan> {
         let found = self.slices.get_mut(&slice)?;
         match found.band.region(region)?.state {
