@@ -63,6 +63,7 @@ fn main() -> Result<()> {
             home: Some(0),
             socket: dir.path().join("bench.sock"),
         }],
+        tiers: Vec::new(),
     };
     let backend = open_backend(&config)?;
     let identity = backend.identity();

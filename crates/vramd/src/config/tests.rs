@@ -48,6 +48,7 @@ fn config_one_slice_takes_the_defaults() {
                 socket: "/run/vram/tenant.sock".into(),
                 group: None,
             }],
+            tiers: Vec::new(),
         }
     );
 }
