@@ -52,6 +52,7 @@ fn main() -> Result<()> {
         shard: vram_control_api::ByteSize::mib(64),
         socket_dir: dir.path().to_owned(),
         control: dir.path().join("control.sock"),
+        control_group: None,
         virtio_id: 37,
         log_level: LogLevel::Warn,
         slices: vec![SliceConfig {
@@ -62,6 +63,7 @@ fn main() -> Result<()> {
             request_queues: 1,
             home: Some(0),
             socket: dir.path().join("bench.sock"),
+            group: None,
         }],
         tiers: Vec::new(),
     };

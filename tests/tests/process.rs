@@ -228,11 +228,15 @@ fn start_at_sockets_with_full_backlogs_is_refused() -> Result<()> {
 
 #[test]
 fn start_with_something_else_in_place_of_the_lock_is_refused() -> Result<()> {
-    let put: [(&str, fn(&Path) -> Result<()>); 4] = [
+    type Put = fn(&Path) -> Result<()>;
+    let put: [(&str, Put); 4] = [
         ("a FIFO", |path| Ok(mkfifo(path, Mode::S_IRWXU)?)),
         ("a folder", |path| Ok(fs::create_dir(path)?)),
         ("a link", |path| Ok(std::os::unix::fs::symlink("/dev/zero", path)?)),
-        ("a socket", |path| Ok(drop(UnixListener::bind(path)?))),
+        ("a socket", |path| {
+            UnixListener::bind(path)?;
+            Ok(())
+        }),
     ];
     for (what, put) in put {
         let mut prepared = Prepared::new()?;
