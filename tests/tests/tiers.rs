@@ -115,7 +115,7 @@ fn disk_tier_larger_than_its_file_system_says_what_to_do() -> Result<()> {
 fn remote_tiers_at_no_address_say_what_to_do() -> Result<()> {
     let cases = [
         ("bucket/prefix", "is no address"),
-        ("http://server/bucket", "is of no kind this daemon knows"),
+        ("gs://bucket/prefix", "is of no kind this daemon knows"),
         ("s3:///prefix", "is without a bucket"),
         ("file://relative", "is no absolute path"),
     ];

@@ -80,14 +80,18 @@ mod tests {
 
     #[test]
     fn tier_option_good_ones_are_read() {
-        let cases: &[(&str, TierKind, &[(&str, &str)])] = &[
-            ("host:4GiB", TierKind::Host, &[("size", "4GiB")]),
-            ("compressed:size=1GiB", TierKind::Compressed, &[("size", "1GiB")]),
-            ("disk:20GiB,dir=/var/lib/vram", TierKind::Disk, &[("size", "20GiB"), ("dir", "/var/lib/vram")]),
-            ("remote:url=s3://bucket/a=b", TierKind::Remote, &[("url", "s3://bucket/a=b")]),
+        let cases = [
+            ("host:4GiB", TierKind::Host, fields(&[("size", "4GiB")])),
+            ("compressed:size=1GiB", TierKind::Compressed, fields(&[("size", "1GiB")])),
+            (
+                "disk:20GiB,dir=/var/lib/vram",
+                TierKind::Disk,
+                fields(&[("size", "20GiB"), ("dir", "/var/lib/vram")]),
+            ),
+            ("remote:url=s3://bucket/a=b", TierKind::Remote, fields(&[("url", "s3://bucket/a=b")])),
         ];
-        for (text, kind, expected) in cases {
-            let option = TierOption { kind: *kind, fields: fields(expected) };
+        for (text, kind, fields) in cases {
+            let option = TierOption { kind, fields };
 
             assert_eq!(text.parse(), Ok(option), "{text}");
         }
