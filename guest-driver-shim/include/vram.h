@@ -12,13 +12,17 @@
  *
  * Functions return 0, or a negative errno:
  *   -EFAULT           a pointer is NULL or not memory of this process
- *   -EINVAL           a length, alignment, width, pattern or stream is not
- *                     valid, or a copy overlaps itself
+ *   -EINVAL           a length, alignment, width, pattern, stream, advice or
+ *                     GPU is not valid, or a copy overlaps itself
  *   -ENXIO            a range is not inside one live allocation of this handle
  *   -ENOMEM           the pool has no memory left for this slice
- *   -EDQUOT           the slice's limit does not allow it
+ *   -EDQUOT           the slice's limit, or for VRAM_ADVICE_PIN its guarantee,
+ *                     does not allow it
  *   -EMFILE           too many contexts or allocations are alive
  *   -EIO              the transfer failed on the GPU
+ *   -EBADMSG          the bytes were stored off the GPUs and are damaged there:
+ *                     free the allocation and load its data again
+ *   -EOPNOTSUPP       the device is too old for the call
  *   -ENODEV           the device, or the GPU that held the bytes, is gone
  *   -ETIMEDOUT        the device did not answer in time
  *   -ESTALE           the host's daemon was started anew and the memory of this
@@ -47,7 +51,22 @@ extern "C" {
 
 /* vram_extent.tier */
 #define VRAM_TIER_GPU		0u		/* on that GPU */
+#define VRAM_TIER_HOST		1u		/* in host memory */
+#define VRAM_TIER_COMPRESSED	2u		/* there, compressed */
+#define VRAM_TIER_DISK		3u		/* on a disk of the host */
+#define VRAM_TIER_REMOTE	4u		/* on another machine */
+#define VRAM_TIER_DAMAGED	0xfffffffeu	/* damaged there, and lost */
 #define VRAM_TIER_LOST		0xffffffffu	/* lost with that GPU */
+
+/* vram_extent.gpu where the tier is not VRAM_TIER_GPU or VRAM_TIER_LOST */
+#define VRAM_GPU_NONE		0xffffffffu
+
+/* For vram_advise() */
+#define VRAM_ADVICE_PREFETCH	1u		/* needed soon */
+#define VRAM_ADVICE_COLD	2u		/* not needed soon */
+#define VRAM_ADVICE_PIN		3u		/* to stay on GPUs */
+#define VRAM_ADVICE_UNPIN	4u		/* may leave them again */
+#define VRAM_ADVICE_PREFER_GPU	5u		/* best on GPU `argument` */
 
 /* An open device. */
 struct vram_device;
@@ -98,7 +117,7 @@ struct vram_placement {
 struct vram_extent {
 	uint64_t address;
 	uint64_t length;
-	uint32_t gpu;			/* vram_gpu.index */
+	uint32_t gpu;			/* vram_gpu.index, or VRAM_GPU_NONE */
 	uint32_t tier;			/* VRAM_TIER_* */
 };
 
@@ -146,6 +165,16 @@ int vram_free(const struct vram_device *device, uint64_t address);
 int vram_query(const struct vram_device *device, uint64_t address,
 	       struct vram_placement *placement, struct vram_extent *extents,
 	       uint32_t extent_capacity);
+
+/*
+ * Tells the host what is known about the use of a range, which lies in one
+ * allocation. `advice` is VRAM_ADVICE_*; `argument` is the number of a GPU for
+ * VRAM_ADVICE_PREFER_GPU, else 0. Success says that the host has heard it, not
+ * that anything was moved: that happens beside, or not at all. It goes by whole
+ * shards, so what lies in the same shard has a part in it.
+ */
+int vram_advise(const struct vram_device *device, uint64_t address,
+		uint64_t length, uint32_t advice, uint32_t argument);
 
 /*
  * Transfers. `stream` is 0 to 1023. `moved` may be NULL; else it says, also on

@@ -318,6 +318,21 @@ static int vram_ioctl_do_query(struct vram_file *file, void __user *user)
 	return err;
 }
 
+static int vram_ioctl_do_advise(struct vram_file *file, void __user *user)
+{
+	struct vram_ioctl_advise args;
+	int err;
+
+	if (copy_from_user(&args, user, sizeof(args)))
+		return -EFAULT;
+	if (args.reserved)
+		return -EINVAL;
+	err = vram_file_context(file);
+	if (err)
+		return err;
+	return vram_memory_advise(file->vram, &file->context, &args);
+}
+
 static int vram_ioctl_do_transfer(struct vram_file *file, void __user *user)
 {
 	struct vram_ioctl_transfer __user *to = user;
@@ -402,6 +417,8 @@ static long vram_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return vram_ioctl_do_free(file, user);
 	case VRAM_IOCTL_QUERY:
 		return vram_ioctl_do_query(file, user);
+	case VRAM_IOCTL_ADVISE:
+		return vram_ioctl_do_advise(file, user);
 	case VRAM_IOCTL_TRANSFER:
 		return vram_ioctl_do_transfer(file, user);
 	case VRAM_IOCTL_COPY:

@@ -269,6 +269,10 @@ int vram_memory_free(struct vram_device *vram,
 int vram_memory_query(struct vram_device *vram,
 		      const struct vram_context *context, u64 address, u32 first,
 		      u32 capacity, struct vram_message **answer);
+struct vram_ioctl_advise;
+int vram_memory_advise(struct vram_device *vram,
+		       const struct vram_context *context,
+		       const struct vram_ioctl_advise *args);
 void vram_session_undo(struct vram_message *msg);
 
 /* virtio_vram_transfer.c */

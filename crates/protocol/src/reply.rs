@@ -152,7 +152,7 @@ wire_struct! {
         0 => address: u64,
         /// Bytes.
         8 => length: u64,
-        /// Number of the GPU.
+        /// Number of the GPU; [`crate::GPU_NONE`] where the bytes are on none, and were lost with none.
         16 => gpu: u32,
         /// `TIER_*`.
         20 => tier: u32,

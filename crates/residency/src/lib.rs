@@ -45,3 +45,4 @@ pub use lease::MemoryLease;
 pub use places::BytePlace;
 pub use residency::{MemoryConfig, Residency};
 pub use tiers::{Tier, TierReport};
+pub use vram_tier::TierKind;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    Allocation, Attempt, DeviceAddress, Error, Extent, Info, Operation, Pattern, Placement, Stream, StreamId,
-    Version,
+    Advice, Allocation, Attempt, DeviceAddress, Error, Extent, Info, Operation, Pattern, Placement, Stream,
+    StreamId, Version,
     driver::{Driver, KernelDriver},
     uapi,
 };
@@ -184,6 +184,17 @@ impl Device {
         Ok(request)
     }
 
+    /// Tells the host what is known about the use of a range, which lies in one allocation. Success says that it was
+    /// heard; what comes of it happens beside, or not at all. It goes by whole shards: what lies in the same shard has
+    /// a part in it.
+    pub fn advise(&self, address: DeviceAddress, len_bytes: u64, advice: Advice) -> Result<(), Error> {
+        let (advice, argument) = advice.codes();
+        let request =
+            uapi::Advise { address: address.0, length: len_bytes, advice, argument, ..Default::default() };
+        let attempt = Attempt::new(Operation::Advise).at(address).len(len_bytes);
+        self.driver.advise(&request).map_err(|errno| Error::from_errno(errno, attempt))
+    }
+
     /// A stream of this context. Makes no call: streams need not be created.
     pub fn stream(&self, id: StreamId) -> Stream {
         Stream::new(self.clone(), id)
@@ -264,6 +275,23 @@ mod tests {
         assert_eq!(info.gpus[1].name, "Model GPU 1");
         assert!(info.gpus[0].home && !info.gpus[1].home && info.simulated);
         assert_eq!(info.slice_name, "model");
+    }
+
+    #[test]
+    fn advise_of_each_kind_reaches_the_device_and_refusals_are_told_apart() {
+        let device = Device::with_driver(Arc::new(Model::default())).unwrap();
+        let allocation = device.allocate(4096, 0).unwrap();
+        let at = allocation.address();
+
+        for advice in [Advice::Prefetch, Advice::Cold, Advice::Pin, Advice::Unpin, Advice::PreferGpu(1)] {
+            device.advise(at, 4096, advice).unwrap();
+        }
+
+        let refused = |length, advice| device.advise(at, length, advice).unwrap_err();
+        assert!(matches!(refused(4097, Advice::Cold), Error::BadAddress(_)));
+        assert!(matches!(refused(4096, Advice::PreferGpu(2)), Error::Invalid(_)));
+        let error = refused(0, Advice::Cold);
+        assert!(error.to_string().starts_with(&format!("Advise at {at} failed: ")), "{error}");
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) trait Driver: Send + Sync {
     fn alloc(&self, request: &mut uapi::Alloc) -> Result<(), Errno>;
     fn free(&self, request: &uapi::Free) -> Result<(), Errno>;
     fn query(&self, request: &mut uapi::Query, extents: &mut [uapi::Extent]) -> Result<(), Errno>;
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno>;
     fn write(&self, request: &mut uapi::Transfer, source: &[u8]) -> Result<(), Errno>;
     fn read(&self, request: &mut uapi::Transfer, destination: &mut [u8]) -> Result<(), Errno>;
     fn copy(&self, request: &mut uapi::Copy) -> Result<(), Errno>;
@@ -115,6 +116,12 @@ impl Driver for KernelDriver {
         // SAFETY: CALL_QUERY carries a Query. Its only pointer is to `extents`, writable for the call, and the capacity
         // is at most its length; the kernel writes plain integers, any value of which is a valid Extent.
         unsafe { self.call(uapi::CALL_QUERY, request) }
+    }
+
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno> {
+        let mut request = *request;
+        // SAFETY: CALL_ADVISE carries an Advise, which holds a device address and no pointer.
+        unsafe { self.call(uapi::CALL_ADVISE, &mut request) }
     }
 
     fn write(&self, request: &mut uapi::Transfer, source: &[u8]) -> Result<(), Errno> {

@@ -31,5 +31,5 @@ pub use address::{DeviceAddress, StreamId};
 pub use allocation::Allocation;
 pub use device::{DEFAULT_DEVICE, DEVICE_VARIABLE, Device};
 pub use error::{Attempt, Error, Operation};
-pub use info::{Extent, Gpu, Info, Placement, Tier, Version};
+pub use info::{Advice, Extent, Gpu, Info, Placement, Tier, Version};
 pub use stream::{Pattern, Stream};

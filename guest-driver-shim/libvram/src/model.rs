@@ -176,6 +176,14 @@ impl Driver for Model {
         Ok(())
     }
 
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno> {
+        let gpus = if request.advice == uapi::ADVICE_PREFER_GPU { self.gpus } else { 1 };
+        if request.length == 0 || !(1..=5).contains(&request.advice) || request.argument >= gpus {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.with(request.address, request.length, |_| ())
+    }
+
     fn write(&self, request: &mut uapi::Transfer, source: &[u8]) -> Result<(), Errno> {
         let (bytes, end) = self.plan(request.stream, source.len() as u64)?;
         self.with(request.device_address, source.len() as u64, |memory| {

@@ -209,6 +209,16 @@ static int do_query(struct state *state, struct vram_ioctl_query *query)
 	return 0;
 }
 
+static int do_advise(struct state *state, const struct vram_ioctl_advise *request)
+{
+	unsigned int arguments = request->advice == VRAM_IOCTL_ADVICE_PREFER_GPU ? 2 : 1;
+
+	if (!request->length || !request->advice || request->advice > VRAM_IOCTL_ADVICE_PREFER_GPU ||
+	    request->argument >= arguments)
+		return EINVAL;
+	return find(state, request->address, request->length) < 0 ? ENXIO : 0;
+}
+
 static int do_transfer(struct state *state, struct vram_ioctl_transfer *request)
 {
 	void *user = (void *)(unsigned long)request->user_pointer;
@@ -258,7 +268,7 @@ static int serve(struct state *state, unsigned long number, void *argument)
 	switch (number) {
 	case VRAM_IOCTL_VERSION: {
 		struct vram_ioctl_version version = {
-			.ioctl_version = VRAM_IOCTL_VERSION_NUMBER, .abi_major = 1, .boot_epoch = 7,
+			.ioctl_version = VRAM_IOCTL_VERSION_NUMBER, .abi_major = 1, .abi_minor = 1, .boot_epoch = 7,
 			.band_base = BAND_BASE, .band_length = BAND_BYTES,
 			.max_transfer_bytes = 4 << 20, .request_queues = 1,
 		};
@@ -273,6 +283,8 @@ static int serve(struct state *state, unsigned long number, void *argument)
 		return do_free(state, argument);
 	case VRAM_IOCTL_QUERY:
 		return do_query(state, argument);
+	case VRAM_IOCTL_ADVISE:
+		return do_advise(state, argument);
 	case VRAM_IOCTL_TRANSFER:
 		return do_transfer(state, argument);
 	case VRAM_IOCTL_COPY:
