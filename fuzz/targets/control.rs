@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange};
+use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange, Tier};
 use vram_control_server::{ControlServer, ControlState, Refusal};
 
 struct Nothing;
@@ -42,6 +42,10 @@ impl ControlState for Nothing {
             Some(0) => Err(Refusal::NotFound { message: name.to_owned() }),
             _ => Err(Refusal::Conflict { message: name.to_owned() }),
         }
+    }
+
+    fn tiers(&self) -> Vec<Tier> {
+        Vec::new()
     }
 
     fn slices(&self) -> Vec<Slice> {

@@ -22,6 +22,7 @@ const HOST: &[&str] = &[
     "vramctl slice resize demo --limit 3GiB --guarantee 512MiB",
     "vramctl gpu drain 0 --wait",
     "vramctl gpu undrain 0",
+    "vramctl tier list",
 ];
 
 /// What is typed in the guest, in order.

@@ -65,6 +65,7 @@ fn main() -> Result<()> {
             socket: dir.path().join("bench.sock"),
             group: None,
         }],
+        tiers: Vec::new(),
     };
     let backend = open_backend(&config)?;
     let identity = backend.identity();

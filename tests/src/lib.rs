@@ -64,6 +64,7 @@ impl TestDaemon {
                     group: None,
                 })
                 .collect(),
+            tiers: Vec::new(),
         };
         let sim = Arc::new(SimBackend::new(SimConfig::parse(sim)?)?);
         let faults = sim.faults();

@@ -1,6 +1,7 @@
 //! `vramd` as a process: its log, its signals, and the files it makes and leaves.
 
 use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -161,6 +162,25 @@ fn log_that_cannot_be_written_does_not_end_the_daemon() -> Result<()> {
         UnixStream::connect(running.socket("web.sock"))?;
         assert_eq!(running.stop()?, 0);
     }
+    Ok(())
+}
+
+#[test]
+fn log_that_nobody_reads_holds_up_nobody() -> Result<()> {
+    let (_reader, unread) = std::io::pipe()?;
+    let mut prepared = Prepared::new()?;
+    prepared.command.stderr(Stdio::from(unread)).args(["--log-level", "trace"]);
+    let mut running = prepared.start()?;
+    // More than a pipe takes, at several lines a connection.
+    for _ in 0..2000 {
+        let mut control = UnixStream::connect(running.socket("control.sock"))?;
+        control.set_read_timeout(Some(Duration::from_secs(10)))?;
+        control.write_all(b"GET /v1/daemon HTTP/1.1\r\nHost: vram\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        control.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    assert_eq!(running.stop()?, 0);
     Ok(())
 }
 

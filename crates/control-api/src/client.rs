@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use crate::ClientError;
-use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices};
+use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices, Tiers};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,6 +69,11 @@ impl Client {
     /// The slice of this name; [`ClientError::Refused`] if there is none.
     pub fn slice(&self, name: &str) -> Result<Slice, ClientError> {
         self.get(&v1::slice_path(name))
+    }
+
+    /// The tiers below the GPUs.
+    pub fn tiers(&self) -> Result<Tiers, ClientError> {
+        self.get(v1::TIERS_PATH)
     }
 
     /// Begins to move everything off a GPU; returns it as it is now.

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use vram_control_api::ByteSize;
-use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, SliceChange, Slices};
+use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, SliceChange, Slices, Tiers};
 use vram_sandbox::{Outcome, contain};
 
 use crate::body::parse_object;
@@ -36,6 +36,7 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
         .route(v1::GPU_UNDRAIN_PATH, post(undrain_gpu))
         .route(v1::SLICES_PATH, get(slices))
         .route(v1::SLICE_PATH, get(slice).patch(change_slice))
+        .route(v1::TIERS_PATH, get(tiers))
         .fallback(unknown_route)
         .with_state(state);
     // Around the whole: a route's `Allow` is added outside of the layers of a router.
@@ -170,6 +171,10 @@ async fn change_slice(
     }
 }
 
+async fn tiers(State(state): SharedState) -> Response {
+    answer(|| Tiers { tiers: state.tiers() })
+}
+
 fn bad_request(expected: &str, problem: &str, hint: &str) -> ErrorBody {
     let message = format!("The body is not {expected}: {}", shorten(problem, MAX_PROBLEM_CHARS));
     ErrorBody { code: ErrorCode::BadRequest, message, hint: Some(hint.to_owned()) }
@@ -202,6 +207,7 @@ async fn unknown_route(uri: Uri) -> Response {
         v1::GPU_UNDRAIN_PATH,
         v1::SLICES_PATH,
         v1::SLICE_PATH,
+        v1::TIERS_PATH,
     ];
     let routes = routes.join(", ");
     let body = ErrorBody {

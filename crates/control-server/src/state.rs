@@ -1,6 +1,6 @@
 //! What the server asks the daemon.
 
-use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange};
+use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange, Tier};
 
 /// Why something asked for is not done. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,4 +43,7 @@ pub trait ControlState: Send + Sync + 'static {
 
     /// Changes limit and guarantee of the slice of this name; returns it as it is now.
     fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal>;
+
+    /// The tiers below the GPUs, the fastest first.
+    fn tiers(&self) -> Vec<Tier>;
 }

@@ -125,6 +125,7 @@ fn server_real_client_gets_what_the_daemon_says() {
     assert_eq!(fixture.client.daemon().unwrap(), daemon.daemon);
     assert_eq!(fixture.client.gpus().unwrap().gpus, daemon.gpus);
     assert_eq!(fixture.client.slices().unwrap().slices, daemon.slices);
+    assert_eq!(fixture.client.tiers().unwrap().tiers, daemon.tiers);
     assert_eq!(fixture.client.slice("tenant-b").unwrap(), daemon.slice("tenant-b").unwrap());
 }
 
@@ -164,6 +165,7 @@ fn server_method_not_allowed_hints_at_those_that_are() {
         ("PUT", "/v1/gpus/0/undrain", "POST"),
         ("POST", "/v1/gpus", "GET,HEAD"),
         ("PATCH", "/v1/slices", "GET,HEAD"),
+        ("POST", "/v1/tiers", "GET,HEAD"),
         ("DELETE", "/v1/daemon", "GET,HEAD"),
         ("DELETE", "/v1/slices/a", "GET,HEAD,PATCH"),
     ];
@@ -461,7 +463,7 @@ fn server_answers_what_the_openapi_document_says() {
     let document: Value = serde_json::from_slice(&std::fs::read(document).unwrap()).unwrap();
 
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 6);
+    assert_eq!(paths.len(), 7);
     for (path, operations) in paths {
         for (method, operation) in operations.as_object().unwrap() {
             let path = path.replace("{name}", "a").replace("{index}", "0");

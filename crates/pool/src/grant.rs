@@ -89,7 +89,8 @@ impl Pool {
         let limit_left = found.limit_shards.saturating_sub(found.footprint());
         match window {
             Some(window)
-                if window.new_shards <= limit_left.min(room.shards().saturating_add(self.births_left())) =>
+                if window.new_shards
+                    <= limit_left.min(room.shards().saturating_add(self.births_left(When::Now))) =>
             {
                 let gpus: Vec<_> =
                     (0..window.new_shards).map_while(|_| room.take(&self.gpus, found)).collect();
@@ -187,7 +188,7 @@ impl Pool {
         let over_limit = self.over_limit(slice, wanted);
         let out_of_memory = AllocError::OutOfMemory {
             requested_bytes,
-            free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left())),
+            free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left(When::Now))),
         };
         // What is live stays where it is: beside it, the limit has to take the allocation. (Live bytes on a lost GPU
         // take nothing of the limit.)
@@ -211,7 +212,7 @@ impl Pool {
             }
             Some(window) => {
                 let later = Room::of(&self.gpus, self.slices.values(), slice, When::AfterReturns);
-                if window.new_shards <= later.shards().saturating_add(self.births_left()) {
+                if window.new_shards <= later.shards().saturating_add(self.births_left(When::AfterReturns)) {
                     AllocError::QuarantinePending { requested_bytes }
                 } else {
                     out_of_memory

@@ -102,6 +102,7 @@ impl Pool {
             quarantined_bytes: 0,
             held: ShardCounts::default(),
             stored: 0,
+            discarding: 0,
             promoting: 0,
             evicting: ShardCounts::default(),
             heat: Heat::new(

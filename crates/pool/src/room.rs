@@ -27,7 +27,7 @@ pub(crate) struct Room {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     Now,
-    /// Once all shards that are on their way back have arrived.
+    /// Once all shards and regions of lower tiers that are on their way back have arrived.
     AfterReturns,
     /// Once those have arrived, too, whose bytes are on their way to a lower tier.
     AfterEvictions,

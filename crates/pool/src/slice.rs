@@ -34,6 +34,8 @@ pub(crate) struct Slice {
     pub(crate) incoming: ShardCounts,
     /// Regions whose bytes are in a lower tier only.
     pub(crate) stored: u32,
+    /// Those of them whose bytes are being discarded.
+    pub(crate) discarding: u32,
     /// Regions on their way back from a lower tier.
     pub(crate) promoting: u32,
     /// Shards of the held whose bytes are on their way to a lower tier.
@@ -84,9 +86,9 @@ impl Slice {
         }
     }
 
-    /// Whether bytes or shards of this slice are on their way back.
+    /// Whether bytes, shards or regions of lower tiers are on their way back from this slice.
     pub(crate) fn is_releasing(&self) -> bool {
-        self.quarantined_bytes > 0 || self.returning.total() > 0
+        self.quarantined_bytes > 0 || self.returning.total() > 0 || self.discarding > 0
     }
 
     /// Whether it has more on GPUs than its limit, when all that is leaving has left.
@@ -195,6 +197,9 @@ impl Slice {
         if state.is_stored() {
             self.stored = self.stored.saturating_sub(1);
         }
+        if state == RegionState::Discarding {
+            self.discarding = self.discarding.saturating_sub(1);
+        }
         self.heat.remove(region);
         self.band.set_state(region, RegionState::Unbacked);
     }
@@ -216,6 +221,7 @@ impl Slice {
             }
             Some(RegionState::Stored | RegionState::Damaged) => {
                 self.band.set_state(region, RegionState::Discarding);
+                self.discarding = self.discarding.saturating_add(1);
                 self.map.close_free(self.band.region_span(region));
                 plan.discard.push(region);
                 true

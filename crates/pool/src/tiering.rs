@@ -385,8 +385,8 @@ impl Pool {
     }
 
     /// The bytes of a region that is in a lower tier, or on its way from there, are damaged: nobody can use them any
-    /// more, and no new ones come there until all are freed. Returns a plan if the region became empty meanwhile; carry it
-    /// out and finish it.
+    /// more, and no new ones come there until all are freed. A promotion or shift of it that is under way is to be ended at
+    /// once, and changes nothing. Returns a plan if the region became empty meanwhile; carry it out and finish it.
     pub fn mark_damaged(&mut self, slice: SliceId, region: RegionIndex) -> Option<ReleasePlan> {
         let found = self.slices.get_mut(&slice)?;
         match found.band.region(region)?.state {
@@ -407,9 +407,9 @@ impl Pool {
 
     /// Regions that can still be born in the lower tiers, beside what is there and on its way there and back. Two are left
     /// for bytes that change places.
-    pub(crate) fn births_left(&self) -> u32 {
+    pub(crate) fn births_left(&self, when: When) -> u32 {
         let births = self.tier_regions.saturating_sub(KEPT_FOR_EXCHANGES);
-        self.slices.values().fold(births, |births, slice| births.saturating_sub(slice.in_tiers()))
+        self.slices.values().fold(births, |births, slice| births.saturating_sub(slice.in_tiers(when)))
     }
 
     /// Takes away a region that became empty while its bytes were on their way.
@@ -422,8 +422,10 @@ impl Pool {
 
 impl Slice {
     /// Regions that take room of the lower tiers; copies of what is on a GPU do not count.
-    fn in_tiers(&self) -> u32 {
-        self.stored.saturating_add(self.promoting).saturating_add(self.evicting.total())
+    fn in_tiers(&self, when: When) -> u32 {
+        let leaving = if when == When::Now { 0 } else { self.discarding };
+        let stored = self.stored.saturating_sub(leaving);
+        stored.saturating_add(self.promoting).saturating_add(self.evicting.total())
     }
 
     /// Whether a region's bytes could be moved from the lower tier they are in: some are live, and no grant that may come

@@ -128,6 +128,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
         u32::try_from(regions).unwrap_or(u32::MAX)
     };
     let stored = count(RegionState::is_stored);
+    let discarding = count(|state| state == RegionState::Discarding);
     let promoting = count(|state| matches!(state, RegionState::Promoting(_)));
     let mut evicting = ShardCounts::default();
     for (_, region) in slice.band.regions() {
@@ -141,6 +142,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
         || !returning.equal(&slice.returning)
         || !evicting.equal(&slice.evicting)
         || promoting != slice.promoting
+        || discarding != slice.discarding
     {
         return Err(Violation::SliceSums { slice: id });
     }

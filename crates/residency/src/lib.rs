@@ -24,6 +24,7 @@
 mod access;
 mod advise;
 mod allocate;
+mod bell;
 mod error;
 mod evict;
 mod fetch;

@@ -9,23 +9,24 @@ use vram_pool::{DrainError, Relocation};
 use vram_transfer::{Flow, Part, Work};
 
 use crate::Residency;
+use crate::bell::Bell;
 use crate::moves::MoveError;
 
 /// How long after a move that failed, or for want of room, the next one is tried.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The thread that moves regions, one at a time.
-pub(crate) fn relocate_all(residency: &Weak<Residency>) {
+/// The thread that moves regions off GPUs that are drained, one at a time.
+pub(crate) fn relocate_all(residency: &Weak<Residency>, bell: &Bell) {
     loop {
-        let Some(residency) = residency.upgrade() else { return };
-        let next = residency.pool().next_relocation();
-        let moved = next.is_some_and(|relocation| residency.relocate(relocation));
-        if moved {
-            continue;
+        let moved = {
+            let Some(residency) = residency.upgrade() else { return };
+            let next = residency.pool().next_relocation();
+            next.is_some_and(|relocation| residency.relocate(relocation))
+        };
+        if !moved {
+            // In a while at the latest: whoever frees memory does not say so here.
+            bell.wait(RETRY);
         }
-        let pool = residency.pool();
-        // Woken when there is something to do, or in a while: whoever frees memory does not say so here.
-        drop(residency.quiet.wait_timeout(pool, RETRY).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -34,7 +35,8 @@ impl Residency {
     pub fn begin_drain(&self, gpu: GpuId) -> Result<(), DrainError> {
         self.pool().begin_drain(gpu)?;
         info!(%gpu, "the GPU is drained: all that is on it moves to others");
-        self.quiet.notify_all();
+        self.relocating.ring();
+        self.tending.ring();
         Ok(())
     }
 

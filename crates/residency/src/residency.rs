@@ -11,6 +11,7 @@ use vram_pool::{
 };
 use vram_transfer::{Again, Engine, Part, TransferError};
 
+use crate::bell::Bell;
 use crate::fetch::{Fetch, fetch_all};
 use crate::release::{Upkeep, release_all};
 use crate::relocate::relocate_all;
@@ -36,7 +37,7 @@ pub struct Residency {
     shards: Mutex<HashMap<DeviceAddress, ShardHandle>>,
     /// Signalled whenever released memory is free again.
     pub(crate) released: Condvar,
-    /// Signalled whenever nobody uses a region any more that is to move, or something else might be moved.
+    /// Signalled whenever nobody uses a region any more that is to move.
     pub(crate) quiet: Condvar,
     /// Who waits for bytes that are moving. Looked at with the pool locked, so that nobody comes too late.
     waiting_accesses: Mutex<Vec<Again>>,
@@ -50,8 +51,10 @@ pub struct Residency {
     pub(crate) tiers: Tiers,
     /// Regions that are asked for to be promoted if that is worth it.
     pub(crate) worthwhile: Mutex<HashSet<(SliceId, RegionIndex)>>,
-    /// Signalled when tiers should be tended to at once.
-    pub(crate) tending: Condvar,
+    /// Rung when something is to leave a GPU.
+    pub(crate) relocating: Arc<Bell>,
+    /// Rung when tiers should be tended to at once.
+    pub(crate) tending: Arc<Bell>,
     /// To the threads of each slice.
     slices: Mutex<HashMap<SliceId, SliceThreads>>,
 }
@@ -107,15 +110,16 @@ impl Residency {
             in_place: Condvar::new(),
             tiers,
             worthwhile: Mutex::default(),
-            tending: Condvar::new(),
+            relocating: Arc::default(),
+            tending: Arc::default(),
             slices: Mutex::default(),
         });
-        let weak = Arc::downgrade(&residency);
-        vram_sandbox::spawn_named("relocate".to_owned(), move || relocate_all(&weak))
+        let (weak, bell) = (Arc::downgrade(&residency), Arc::clone(&residency.relocating));
+        vram_sandbox::spawn_named("relocate".to_owned(), move || relocate_all(&weak, &bell))
             .map_err(StartError::Thread)?;
         if !residency.tiers.is_empty() {
-            let weak = Arc::downgrade(&residency);
-            vram_sandbox::spawn_named("tiers".to_owned(), move || tend_all(&weak))
+            let (weak, bell) = (Arc::downgrade(&residency), Arc::clone(&residency.tending));
+            vram_sandbox::spawn_named("tiers".to_owned(), move || tend_all(&weak, &bell))
                 .map_err(StartError::Thread)?;
         }
         Ok(residency)
@@ -172,7 +176,7 @@ impl Residency {
     ) -> Result<(), PoolError> {
         self.pool().resize_slice(slice, limit_bytes, guarantee_bytes)?;
         self.released.notify_all();
-        self.tending.notify_all();
+        self.tending.ring();
         Ok(())
     }
 
@@ -272,6 +276,13 @@ impl Residency {
         let known = self.pool().gpus();
         let ids = known.iter().filter(|known| !known.lost).map(|known| known.id);
         ids.filter(|from| self.backend.can_access(*from, gpu)).collect()
+    }
+}
+
+impl Drop for Residency {
+    fn drop(&mut self) {
+        self.relocating.ring();
+        self.tending.ring();
     }
 }
 

@@ -1,11 +1,12 @@
 //! Keeping room ahead of demand, and limits and drains obeyed, in the background.
 
-use std::sync::{PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use vram_pool::{RegionIndex, SliceId};
 
 use crate::Residency;
+use crate::bell::Bell;
 
 /// How often it is looked.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -13,16 +14,17 @@ const INTERVAL: Duration = Duration::from_millis(200);
 const FREE_SLOTS: u32 = 16;
 
 /// The thread that tends to tiers.
-pub(crate) fn tend_all(residency: &Weak<Residency>) {
+pub(crate) fn tend_all(residency: &Weak<Residency>, bell: &Bell) {
     loop {
-        let Some(residency) = residency.upgrade() else { return };
-        let moved = residency.tend();
-        if moved {
-            continue;
+        let moved = {
+            let Some(residency) = residency.upgrade() else { return };
+            let moved = residency.tend();
+            let scrubbed = || residency.tiers.host().is_some_and(|host| host.arena().scrub_one());
+            moved || scrubbed()
+        };
+        if !moved {
+            bell.wait(INTERVAL);
         }
-        while residency.tiers.host().is_some_and(|host| host.arena().scrub_one()) {}
-        let pool = residency.pool();
-        drop(residency.tending.wait_timeout(pool, INTERVAL).unwrap_or_else(PoisonError::into_inner));
     }
 }
 

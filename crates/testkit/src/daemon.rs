@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use vram_control_api::v1::{
-    BackedOnGpu, Daemon, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState,
+    BackedOnGpu, Daemon, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState, Tier,
+    TierCounters, TierKind, TierState,
 };
 use vram_control_server::{ControlState, Refusal};
 
 /// Answers operators with what a test put into it; changes nothing of that. `default()` has a GPU that is ready, one
-/// that is lost, and two slices.
+/// that is lost, two slices, and two tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeDaemon {
     /// What is running.
@@ -17,6 +18,8 @@ pub struct FakeDaemon {
     pub gpus: Vec<Gpu>,
     /// The slices, by name.
     pub slices: Vec<Slice>,
+    /// The tiers, the fastest first.
+    pub tiers: Vec<Tier>,
 }
 
 impl FakeDaemon {
@@ -52,6 +55,7 @@ impl FakeDaemon {
             home_gpu: Some(0),
             allocated_bytes: 130 << 20,
             backed_bytes: 192 << 20,
+            stored_bytes: 64 << 20,
             quarantined_bytes: 0,
             backed_by_gpu: vec![
                 BackedOnGpu { gpu: 0, backed_bytes: 128 << 20 },
@@ -68,6 +72,27 @@ impl FakeDaemon {
                 in_bytes: 4096,
                 out_bytes: 0,
                 copied_bytes: 1 << 20,
+            },
+        }
+    }
+
+    /// A tier that holds three regions in half their bytes.
+    pub fn tier(kind: TierKind, state: TierState) -> Tier {
+        Tier {
+            kind,
+            state,
+            limit_bytes: (kind != TierKind::Remote).then_some(1 << 30),
+            stored_bytes: 96 << 20,
+            logical_bytes: 192 << 20,
+            regions: 3,
+            counters: TierCounters {
+                puts: 5,
+                put_bytes: 320 << 20,
+                gets: 2,
+                get_bytes: 128 << 20,
+                full: 4,
+                errors: 6,
+                corrupt: 1,
             },
         }
     }
@@ -95,6 +120,10 @@ impl Default for FakeDaemon {
             },
             gpus: vec![Self::gpu(0, GpuState::Ready), Self::gpu(1, GpuState::Lost)],
             slices: vec![Self::named_slice("a"), Self::named_slice("tenant-b")],
+            tiers: vec![
+                Self::tier(TierKind::Compressed, TierState::Ready),
+                Self::tier(TierKind::Remote, TierState::Paused),
+            ],
         }
     }
 }
@@ -126,6 +155,10 @@ impl ControlState for FakeDaemon {
             std::thread::sleep(Duration::from_secs(3));
         }
         self.slices.iter().find(|slice| slice.name == name).cloned()
+    }
+
+    fn tiers(&self) -> Vec<Tier> {
+        self.tiers.clone()
     }
 
     fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {

@@ -42,7 +42,7 @@ const ALIKE: f64 = 1.1;
 const LINK_BYTES: usize = 256 << 10;
 
 /// What a chunked store is to be.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum TierConfig {
     /// In host RAM.
     Compressed(CompressedConfig),

@@ -39,7 +39,7 @@ pub struct CodecConfig {
 }
 
 /// Host RAM, as it is: slots of one region each.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HostConfig {
     /// Bytes of all slots; what is no whole slot is left unused.
     pub bytes: u64,
@@ -52,7 +52,7 @@ pub struct HostConfig {
 }
 
 /// Host RAM, compressed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CompressedConfig {
     /// Most bytes stored; no bound of its own if none.
     pub bytes: Option<u64>,
@@ -72,7 +72,7 @@ impl CompressedConfig {
 }
 
 /// One file on a local disk. It has no name, and is gone when the process is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DiskConfig {
     /// The folder the file is made in.
     pub dir: PathBuf,
@@ -106,7 +106,7 @@ impl DiskConfig {
 }
 
 /// Objects on a server that speaks S3, or files in a folder.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct RemoteConfig {
     /// `s3://BUCKET/PREFIX` or `file:///FOLDER`.
     pub url: String,

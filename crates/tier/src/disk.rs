@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+use nix::sys::statvfs::fstatvfs;
 use tracing::warn;
 
 use crate::aligned::{AlignedBuffer, BLOCK_BYTES};
@@ -156,6 +157,12 @@ fn nameless(dir: &Path) -> io::Result<File> {
 fn reserve(file: &File, bytes: u64, dir: &Path) -> Result<(), OpenError> {
     let no_room = |errno: Errno| OpenError::NoRoom { dir: dir.to_owned(), bytes, source: errno.into() };
     let len = i64::try_from(bytes).map_err(|_too_large| no_room(Errno::EFBIG))?;
+    // Some file systems take all there is before they find that it is not enough.
+    if fstatvfs(file)
+        .is_ok_and(|found| found.blocks_available().saturating_mul(found.fragment_size()) < bytes)
+    {
+        return Err(no_room(Errno::ENOSPC));
+    }
     loop {
         match fallocate(file.as_fd(), FallocateFlags::empty(), 0, len) {
             Ok(()) => return Ok(()),

@@ -52,6 +52,9 @@ pub(crate) enum Command {
     /// Slices of the pool
     #[command(subcommand)]
     Slice(SliceCommand),
+    /// Tiers below the GPUs
+    #[command(subcommand)]
+    Tier(TierCommand),
     /// What is running, and on what
     Daemon,
     /// Versions of vramctl and of the daemon, if it runs
@@ -106,6 +109,12 @@ pub(crate) enum SliceCommand {
         #[arg(long)]
         vmm: Vmm,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TierCommand {
+    /// All tiers, the fastest first
+    List,
 }
 
 /// A program that runs virtual machines.

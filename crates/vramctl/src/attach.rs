@@ -150,6 +150,7 @@ mod tests {
             home_gpu: None,
             allocated_bytes: 0,
             backed_bytes: 0,
+            stored_bytes: 0,
             quarantined_bytes: 0,
             backed_by_gpu: vec![],
             allocations: 0,

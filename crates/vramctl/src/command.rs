@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, SliceChange, Slices};
+use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, SliceChange, Slices, Tier, Tiers};
 use vram_control_api::{ByteSize, Client, ClientError};
 
-use crate::args::{Args, Command, GpuCommand, Output, SliceCommand};
+use crate::args::{Args, Command, GpuCommand, Output, SliceCommand, TierCommand};
 use crate::attach::Attachment;
 use crate::show;
 use crate::table::{Align, fields, table};
@@ -81,6 +81,7 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
             }
             Ok(shown)
         }
+        Command::Tier(TierCommand::List) => show(output, &client.tiers()?, tier_table),
         Command::Daemon => show(output, &client.daemon()?, daemon_fields),
         Command::Version => version(output, client.daemon()),
     }
@@ -149,6 +150,7 @@ fn slice_table(slices: &Slices) -> String {
         ("LIMIT", Right),
         ("ALLOCATED", Right),
         ("BACKED", Right),
+        ("STORED", Right),
         ("HOME", Right),
         ("QUEUES", Right),
         ("CONTEXTS", Right),
@@ -161,6 +163,7 @@ fn slice_table(slices: &Slices) -> String {
             size(slice.limit_bytes),
             size(slice.allocated_bytes),
             size(slice.backed_bytes),
+            size(slice.stored_bytes),
             or_dash(slice.home_gpu),
             slice.request_queues.to_string(),
             slice.contexts.to_string(),
@@ -189,6 +192,7 @@ fn slice_fields(slice: &Slice) -> String {
         ("home GPU", or_dash(slice.home_gpu)),
         ("allocated", size(slice.allocated_bytes)),
         ("backed", backed),
+        ("stored", size(slice.stored_bytes)),
         ("quarantined", size(slice.quarantined_bytes)),
         ("allocations", slice.allocations.to_string()),
         ("contexts", slice.contexts.to_string()),
@@ -201,6 +205,36 @@ fn slice_fields(slice: &Slice) -> String {
         ("moved out", size(counters.out_bytes)),
         ("copied", size(counters.copied_bytes)),
     ])
+}
+
+fn tier_table(tiers: &Tiers) -> String {
+    use Align::{Left, Right};
+    let header = [
+        ("KIND", Left),
+        ("STATE", Left),
+        ("SIZE", Right),
+        ("USED", Right),
+        ("HOLDS", Right),
+        ("REGIONS", Right),
+        ("IN", Right),
+        ("OUT", Right),
+        ("ERRORS", Right),
+    ];
+    let row = |tier: &Tier| {
+        let counters = &tier.counters;
+        vec![
+            tier.kind.to_string(),
+            tier.state.to_string(),
+            or_dash(tier.limit_bytes.map(size)),
+            size(tier.stored_bytes),
+            size(tier.logical_bytes),
+            tier.regions.to_string(),
+            size(counters.put_bytes),
+            size(counters.get_bytes),
+            counters.errors.saturating_add(counters.corrupt).to_string(),
+        ]
+    };
+    table(&header, &tiers.tiers.iter().map(row).collect::<Vec<_>>())
 }
 
 fn daemon_fields(daemon: &Daemon) -> String {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use vram_control_api::is_printable;
-use vram_control_api::v1::{Daemon, ErrorBody, Gpus, Slice, Slices};
+use vram_control_api::v1::{Daemon, ErrorBody, Gpus, Slice, Slices, Tiers};
 use vram_control_server::ControlServer;
 use vram_testkit::FakeDaemon;
 
@@ -73,9 +73,9 @@ GPU  NAME           TOTAL  POOL    USED  PROMISED  PCI           NUMA  STATE
         (
             &["slice", "list"],
             "\
-NAME      STATE   GUARANTEE   LIMIT  ALLOCATED  BACKED  HOME  QUEUES  CONTEXTS
-a         in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
-tenant-b  in use     512MiB  1.5GiB     130MiB  192MiB     0       2         1
+NAME      STATE   GUARANTEE   LIMIT  ALLOCATED  BACKED  STORED  HOME  QUEUES  CONTEXTS
+a         in use     512MiB  1.5GiB     130MiB  192MiB   64MiB     0       2         1
+tenant-b  in use     512MiB  1.5GiB     130MiB  192MiB   64MiB     0       2         1
 ",
         ),
         (
@@ -89,6 +89,7 @@ placement:      spill
 home GPU:       0
 allocated:      130MiB
 backed:         192MiB (128MiB on GPU 0, 64MiB on GPU 1)
+stored:         64MiB
 quarantined:    0B
 allocations:    3
 contexts:       1
@@ -100,6 +101,14 @@ errors:         1
 moved in:       4KiB
 moved out:      0B
 copied:         1MiB
+",
+        ),
+        (
+            &["tier", "list"],
+            "\
+KIND        STATE   SIZE   USED   HOLDS  REGIONS      IN     OUT  ERRORS
+compressed  ready   1GiB  96MiB  192MiB        3  320MiB  128MiB       7
+remote      paused     -  96MiB  192MiB        3  320MiB  128MiB       7
 ",
         ),
         (
@@ -172,6 +181,7 @@ fn json_is_that_of_the_api() {
     let daemon = FakeDaemon::default();
     assert_eq!(json::<Gpus>(&fixture, &["gpu", "list"]).gpus, daemon.gpus);
     assert_eq!(json::<Slices>(&fixture, &["slice", "list"]).slices, daemon.slices);
+    assert_eq!(json::<Tiers>(&fixture, &["tier", "list"]).tiers, daemon.tiers);
     assert_eq!(json::<Slice>(&fixture, &["slice", "show", "a"]), daemon.slices[0]);
     assert_eq!(json::<Daemon>(&fixture, &["daemon"]), daemon.daemon);
     let versions: serde_json::Value = json(&fixture, &["version"]);

@@ -3,6 +3,8 @@
 //! What can be told wrong from one option alone is told wrong here, by clap, with exit status 2. What needs the rest
 //! of the configuration is [`crate::config`]'s.
 
+mod tier;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,10 +13,13 @@ use clap::{Parser, ValueEnum};
 use serde::Deserialize;
 use vram_control_api::{ByteSize, ByteSizeError};
 
+pub(crate) use self::tier::kind_named;
+pub use self::tier::{TierOption, TierOptionError};
+
 /// Mediates GPU memory between virtual machines.
 ///
 /// The configuration comes from a file, from these options, or from both: options fill in what the file leaves out,
-/// slices of both are served. What stands in both is refused, whether equal or not; --log-level alone goes before the
+/// slices and tiers of both are served. What stands in both is refused, whether equal or not; --log-level alone goes before the
 /// file.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "vramd", version)]
@@ -35,6 +40,11 @@ pub struct Args {
         verbatim_doc_comment
     )]
     pub slices: Vec<SliceOption>,
+
+    /// A tier below the GPUs for memory that is not used now; give the option once for each.
+    /// KIND is host, compressed, disk or remote; configs/vramd.toml explains the fields
+    #[arg(long = "tier", value_name = "KIND:SIZE[,FIELD=VALUE...]", verbatim_doc_comment)]
+    pub tiers: Vec<TierOption>,
 
     /// Folder for the sockets VMMs connect to, NAME.sock for each slice [default: /run/vram]
     #[arg(long, value_name = "DIR")]

@@ -4,7 +4,7 @@
 //! exists is valid as far as it can be known without looking at the GPUs. The rules of merging:
 //!
 //! - a setting may stand in the file or on the command line; in both it is refused, equal or not;
-//! - slices of both are served, and their names and sockets must differ;
+//! - slices of both are served, and their names and sockets must differ; so are tiers, one of each kind;
 //! - `--log-level` goes before the file's, because it changes nothing that is served;
 //! - without any choice of GPUs the pool is simulated ([`DEFAULT_SIM_SPEC`]) and [`Config::gpu_is_default`] is set:
 //!   the caller announces it.
@@ -17,6 +17,7 @@ mod file;
 mod group;
 mod slice;
 mod slices;
+mod tier;
 
 use std::fs::File;
 use std::io::Read;
@@ -31,6 +32,8 @@ use self::group::find_group;
 pub use self::slice::SliceConfig;
 use self::slice::{SliceSettings, absolute_path, socket_path};
 use self::slices::Slices;
+use self::tier::TierSettings;
+pub use self::tier::{OptionsFileError, TierConfig, TierProblem};
 use crate::args::{Args, GpuBackend, LogLevel};
 
 /// The GPUs that are simulated when no choice is made.
@@ -49,7 +52,7 @@ pub const MAX_VIRTIO_ID: u16 = 63;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// What the daemon is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The GPUs to pool.
     pub gpu: GpuBackend,
@@ -69,6 +72,8 @@ pub struct Config {
     pub log_level: LogLevel,
     /// The slices in the order they were given, the file's first; at least one, with different names and sockets.
     pub slices: Vec<SliceConfig>,
+    /// The tiers below the GPUs, the fastest first; at most one of each kind.
+    pub tiers: Vec<TierConfig>,
 }
 
 impl Config {
@@ -103,6 +108,9 @@ impl Config {
         };
         let socket_group = group("socket-group", args.socket_group, file.socket_group)?;
         let control_group = group("control-group", args.control_group, file.control_group)?;
+        let shard = shard.unwrap_or(DEFAULT_SHARD);
+        let tiers = file.tiers.into_iter().chain(args.tiers.into_iter().map(TierSettings::from));
+        let tiers = tier::check_all(tiers, shard)?;
 
         let from_args = args.slices.into_iter().map(SliceSettings::from);
         let mut slices = Slices::beside(&control.value);
@@ -113,13 +121,14 @@ impl Config {
         Ok(Self {
             gpu: gpu.map_or_else(|| GpuBackend::Sim(DEFAULT_SIM_SPEC.to_owned()), |setting| setting.value),
             gpu_is_default,
-            shard: shard.unwrap_or(DEFAULT_SHARD),
+            shard,
             socket_dir,
             control: control.value,
             control_group,
             virtio_id: virtio_id.unwrap_or(DEFAULT_VIRTIO_ID),
             log_level: args.log_level.or(file.log_level).unwrap_or_default(),
             slices,
+            tiers,
         })
     }
 }

@@ -17,13 +17,16 @@ use vram_transport_vhost_user::{SliceSocket, SocketConfig};
 use crate::args::GpuBackend;
 use crate::config::{Config, SliceConfig};
 use crate::state::{DaemonState, ServedSlice};
+use crate::tiers::OpenTiers;
 
 /// Memory of each real GPU that stays out of the pool: contexts, page tables and the driver's own buffers.
 const CUDA_RESERVE_BYTES: u64 = 512 << 20;
 
 /// A running daemon. Dropping it disconnects every frontend and gives everything back.
 pub struct Daemon {
+    // Dropped in this order: what is served, then the tiers that hold some of it.
     state: Arc<DaemonState>,
+    _tiers: OpenTiers,
 }
 
 impl Daemon {
@@ -33,7 +36,7 @@ impl Daemon {
         Self::start_on(config, backend)
     }
 
-    /// Starts on GPUs that are open already: pool, slices, sockets. When this returns, frontends can connect.
+    /// Starts on GPUs that are open already: tiers, pool, slices, sockets. When this returns, frontends can connect.
     pub fn start_on(config: &Config, backend: Arc<dyn Backend>) -> Result<Self> {
         vram_guest_memory::sigbus::install().context("The SIGBUS handler cannot be installed")?;
         let identity = backend.identity();
@@ -48,8 +51,9 @@ impl Daemon {
         }
         let reserve_bytes = if identity.simulated { 0 } else { CUDA_RESERVE_BYTES };
         let memory = MemoryConfig { shard_bytes: config.shard.bytes(), reserve_bytes };
-        let residency =
-            Residency::new(Arc::clone(&backend), memory).context("The GPUs' memory cannot be pooled")?;
+        let tiers = OpenTiers::open(&config.tiers)?;
+        let residency = Residency::with_tiers(Arc::clone(&backend), memory, tiers.tiers())
+            .context("The GPUs' memory cannot be pooled")?;
         let boot_epoch = boot_epoch();
         check_homes(&config.slices, backend.devices().len())?;
         let mut slices = Vec::new();
@@ -60,7 +64,7 @@ impl Daemon {
             warn!("no slice is configured: nothing is served; add --slice NAME=SIZE or [[slice]]");
         }
         let state = DaemonState { residency, slices, boot_epoch, started: Instant::now() };
-        Ok(Self { state: Arc::new(state) })
+        Ok(Self { state: Arc::new(state), _tiers: tiers })
     }
 
     /// What operators may see.
@@ -97,15 +101,18 @@ fn remark_on_sizes(slice: &SliceConfig, residency: &Residency, id: SliceId) {
     let pool = residency.pool();
     let Some(usage) = pool.usage(id) else { return };
     let shards = pool.gpus().iter().map(|gpu| u64::from(gpu.capacity_shards)).sum::<u64>();
-    let pool_bytes = shards.saturating_mul(pool.shard_bytes());
+    let gpu_bytes = shards.saturating_mul(pool.shard_bytes());
     drop(pool);
+    let tiers = residency.tiers();
+    let tier_bytes = tiers.iter().map(|tier| tier.meter.limit_bytes.unwrap_or(u64::MAX));
+    let all_bytes = tier_bytes.fold(gpu_bytes, u64::saturating_add);
     let (limit, guarantee) = (ByteSize(usage.limit_bytes), ByteSize(usage.guarantee_bytes));
     if limit != slice.limit || guarantee != slice.guarantee {
         warn!(slice = %slice.name, %limit, %guarantee, "sizes are rounded up to whole shards");
     }
-    if limit.bytes() > pool_bytes {
-        let pool = ByteSize(pool_bytes);
-        warn!(slice = %slice.name, %limit, %pool, "the limit is more than all GPUs have; the slice will never have so much");
+    if limit.bytes() > all_bytes {
+        let all = ByteSize(all_bytes);
+        warn!(slice = %slice.name, %limit, %all, "the limit is more than all GPUs and tiers have; the slice may never have so much");
     }
 }
 

@@ -8,3 +8,4 @@ pub mod daemon;
 pub mod log;
 pub mod signals;
 pub mod state;
+mod tiers;

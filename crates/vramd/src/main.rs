@@ -52,10 +52,10 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    log::start(config.log_level);
-    // Both before the first thread is made.
+    // Both before the first thread is made, which is the log's.
     umask(UMASK);
     let signals = Signals::hold_back().context("Signals cannot be held back")?;
+    let _written_at_the_end = log::start(config.log_level);
 
     raise_descriptor_limit()?;
 

@@ -8,8 +8,9 @@ use vram_control_api::{ByteSize, v1};
 use vram_control_server::{ControlState, Refusal};
 use vram_gpu::{DeviceInfo, GpuId};
 use vram_pool::{DrainError, Placement, SliceId};
-use vram_residency::Residency;
+use vram_residency::{Residency, TierReport};
 use vram_session::{Counters, Session};
+use vram_tier::TierKind;
 use vram_transport_vhost_user::{SliceSocket, SocketState};
 
 /// Everything a running daemon holds.
@@ -61,6 +62,7 @@ impl DaemonState {
             home_gpu: Some(usage.home.0),
             allocated_bytes: usage.allocated_bytes,
             backed_bytes: usage.backed_bytes,
+            stored_bytes: usage.stored_bytes,
             quarantined_bytes: usage.quarantined_bytes,
             backed_by_gpu: usage
                 .gpus
@@ -169,8 +171,38 @@ impl ControlState for DaemonState {
         self.show(slice).ok_or_else(missing)
     }
 
+    fn tiers(&self) -> Vec<v1::Tier> {
+        self.residency.tiers().iter().map(show_tier).collect()
+    }
+
     fn slice(&self, name: &str) -> Option<v1::Slice> {
         self.slices.iter().find(|slice| slice.name == name).and_then(|slice| self.show(slice))
+    }
+}
+
+fn show_tier(report: &TierReport) -> v1::Tier {
+    let meter = &report.meter;
+    v1::Tier {
+        kind: match report.kind {
+            TierKind::Host => v1::TierKind::Host,
+            TierKind::Compressed => v1::TierKind::Compressed,
+            TierKind::Disk => v1::TierKind::Disk,
+            TierKind::Remote => v1::TierKind::Remote,
+        },
+        state: if report.paused { v1::TierState::Paused } else { v1::TierState::Ready },
+        limit_bytes: meter.limit_bytes,
+        stored_bytes: meter.stored_bytes,
+        logical_bytes: meter.logical_bytes,
+        regions: meter.regions,
+        counters: v1::TierCounters {
+            puts: meter.puts,
+            put_bytes: meter.put_bytes,
+            gets: meter.gets,
+            get_bytes: meter.get_bytes,
+            full: meter.full,
+            errors: meter.put_errors.saturating_add(meter.get_errors).saturating_add(meter.remove_errors),
+            corrupt: meter.corrupt,
+        },
     }
 }
 

@@ -16,7 +16,7 @@ use super::*;
             request and is closed after 8 seconds. With too many connections open the answer is 503: ask again.",
         version = "1"
     ),
-    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice),
+    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice, tiers),
     components(schemas(ErrorBody))
 )]
 struct Description;
@@ -88,6 +88,10 @@ fn slice() {}
 )]
 /// Changes limit and guarantee of a slice
 fn change_slice() {}
+
+#[utoipa::path(get, path = TIERS_PATH, responses((status = 200, body = Tiers, description = "The tiers, the fastest first")))]
+/// The tiers below the GPUs
+fn tiers() {}
 
 #[test]
 fn openapi_document_matches_the_types() {

@@ -14,6 +14,8 @@ pub const GPU_UNDRAIN_PATH: &str = "/v1/gpus/{index}/undrain";
 pub const SLICES_PATH: &str = "/v1/slices";
 /// Path of one [`Slice`](crate::v1::Slice), as a pattern.
 pub const SLICE_PATH: &str = "/v1/slices/{name}";
+/// Path of the [`Tiers`](crate::v1::Tiers).
+pub const TIERS_PATH: &str = "/v1/tiers";
 
 /// What RFC 3986 §2.3 calls unreserved stays as it is; the rest is escaped.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');

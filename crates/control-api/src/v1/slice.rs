@@ -24,6 +24,8 @@ pub struct Slice {
     pub allocated_bytes: u64,
     /// Bytes of shards behind the slice; at least what is allocated, rounded up to shards.
     pub backed_bytes: u64,
+    /// Bytes of it that lie in a tier and on no GPU. They count against the limit, as backed bytes do.
+    pub stored_bytes: u64,
     /// Bytes freed by the guest but not to be given out again yet, because work that touches them is unfinished.
     pub quarantined_bytes: u64,
     /// Where the backed bytes lie, by GPU; GPUs that hold nothing are left out.

@@ -294,8 +294,17 @@ impl Model {
 
     /// Regions that can be born in the tiers: two less than they have room for beside all that is there or on its way.
     fn births(&self) -> u32 {
+        self.births_beside(is_stored)
+    }
+
+    /// The same once all that is being discarded is gone.
+    fn births_later(&self) -> u32 {
+        self.births_beside(|state| is_stored(state) && *state != RegionState::Discarding)
+    }
+
+    fn births_beside(&self, stored: fn(&RegionState) -> bool) -> u32 {
         let in_tiers = |state: &&RegionState| {
-            is_stored(state) || matches!(state, RegionState::Promoting(_) | RegionState::Evicting(_))
+            stored(state) || matches!(state, RegionState::Promoting(_) | RegionState::Evicting(_))
         };
         let used = self.slices.iter().flat_map(|slice| &slice.regions).filter(in_tiers).count() as u32;
         self.tier_regions.saturating_sub(2 + used)
@@ -428,11 +437,16 @@ impl Model {
                         let live_in_the_way = len_bytes + live > u64::from(slice.limit) * self.shard_bytes;
                         assert!(
                             over_limit
-                                || (no_limit && (!quarantined || live_in_the_way))
+                                || (no_limit && (!quarantined && !draining(slice) || live_in_the_way))
                                 || (live_in_the_way && fewest != Some(0))
                         );
                     }
-                    AllocError::OutOfMemory { .. } => assert!(no_room),
+                    AllocError::OutOfMemory { .. } => {
+                        assert!(no_room);
+                        let room = self.place(index, u32::MAX).len() as u32 + self.births_later();
+                        let too_few = fewest.is_none_or(|fewest| room < fewest);
+                        assert!(too_few, "did not wait for what is discarded");
+                    }
                     AllocError::Fragmented { .. } => {
                         assert!(fewest.is_none() && !quarantined && !draining(slice));
                     }

@@ -102,6 +102,38 @@ fn alloc_born_stored_counts_towards_the_limit() {
 }
 
 #[test]
+fn alloc_waits_for_regions_that_are_discarded() {
+    let mut pool = tiered_pool(&[1], 4);
+    let slice = add(&mut pool, config(0, 4));
+    let other = add(&mut pool, config(0, 4));
+    let held = [alloc(&mut pool, slice, 2 * SHARD), alloc(&mut pool, slice, SHARD)];
+    let plan = begin_release(&mut pool, slice, held[1]);
+    assert_eq!(plan.discard(), regions([2]));
+    for waits in [slice, other] {
+        let refused = pool.plan_alloc(waits, request(SHARD)).unwrap_err();
+        assert_eq!(refused, AllocError::QuarantinePending { requested_bytes: SHARD });
+    }
+    assert_eq!(pool.finish_release(plan), None);
+    assert_eq!(pool.plan_alloc(other, request(SHARD)).unwrap().born_stored(), regions([0]));
+}
+
+#[test]
+fn alloc_waits_for_a_region_discarded_by_a_later_plan() {
+    let mut pool = tiered_pool(&[1], 1);
+    let slice = add(&mut pool, config(0, 1));
+    let held = [alloc(&mut pool, slice, 256), alloc(&mut pool, slice, 256)];
+    evict(&mut pool, slice, 0);
+    let freeings = held.map(|allocation| pool.begin_free(slice, allocation.range.start).unwrap());
+    let plans = freeings.map(|freeing| pool.plan_release(freeing));
+    let [None, Some(last)] = plans.map(|plan| pool.finish_release(plan)) else { panic!("no later plan") };
+    assert_eq!(last.discard(), regions([0]));
+    let refused = pool.plan_alloc(slice, request(256)).unwrap_err();
+    assert_eq!(refused, AllocError::QuarantinePending { requested_bytes: 256 });
+    assert_eq!(pool.finish_release(last), None);
+    alloc(&mut pool, slice, 256);
+}
+
+#[test]
 fn abort_of_a_birth_leaves_nothing_behind() {
     let mut pool = tiered_pool(&[1], 4);
     let slice = add(&mut pool, config(0, 4));

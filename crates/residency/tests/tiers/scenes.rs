@@ -260,3 +260,15 @@ fn region_moves_to_the_gpu_its_guest_prefers_if_that_has_room() {
     let refused = rig.residency.advise(slice, lease.range(), Advice::PreferGpu(GpuId(9)));
     assert_eq!(refused, Err(AdviseError::NoSuchGpu { gpu: GpuId(9) }));
 }
+
+#[test]
+fn pool_that_is_dropped_gives_everything_up() {
+    let rig = Rig::new("2x4MiB", Tiers { host: 8, ..Tiers::default() });
+    let slice = rig.slice("a", 8 * SHARD, 0);
+    let lease = rig.alloc(slice, 8 * SHARD).unwrap();
+    rig.fill(slice, lease.range(), 1).result.unwrap();
+    let pool = std::sync::Arc::downgrade(&rig.residency);
+    drop(lease);
+    drop(rig);
+    assert!(eventually(|| pool.upgrade().is_none()), "a thread holds on to it");
+}

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use vram_control_api::ByteSize;
 
 use super::slice::{FORBIDDEN_IN_SOCKET_PATHS, MAX_LIMIT, MAX_QUEUES, MAX_SOCKET_PATH_BYTES};
+use super::tier::{OptionsFileError, TierProblem};
 use super::{MAX_SHARD, MAX_VIRTIO_ID, SHARD_STEP};
 
 /// Why there is no configuration.
@@ -51,6 +52,14 @@ pub enum ConfigError {
         origin: Origin,
         /// What is wrong with it.
         problem: Problem,
+    },
+    /// The options of the remote tier cannot be read.
+    #[error("{origin}: The options of the remote tier cannot be taken from their file")]
+    OptionsFile {
+        /// Where the file is named.
+        origin: Origin,
+        /// What is wrong with it.
+        source: OptionsFileError,
     },
     /// Nothing to serve.
     #[error(
@@ -238,6 +247,9 @@ pub enum Problem {
         /// The slice it belongs to.
         other: String,
     },
+    /// A tier cannot be so.
+    #[error(transparent)]
+    Tier(TierProblem),
     /// A slice has the socket of the operator API.
     #[error("The socket of slice {slice} is already that of the operator API: {}", socket.display())]
     ControlSocket {

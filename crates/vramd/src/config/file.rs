@@ -1,5 +1,6 @@
 //! The configuration file.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use toml::Spanned;
 use vram_control_api::ByteSize;
 
 use super::slice::SliceSettings;
+use super::tier::{TierSettings, Written};
 use super::{ConfigError, Origin, Problem, Setting};
 use crate::args::{GpuBackend, LogLevel};
 
@@ -26,6 +28,7 @@ pub(super) struct ConfigFile {
     pub(super) virtio_id: Option<Setting<i64>>,
     pub(super) log_level: Option<LogLevel>,
     pub(super) slices: Vec<SliceSettings>,
+    pub(super) tiers: Vec<TierSettings>,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +44,12 @@ struct RawFile {
     log_level: Option<LogLevel>,
     #[serde(default)]
     slice: Vec<RawSlice>,
+    #[serde(default)]
+    tier: Vec<Spanned<RawTier>>,
 }
+
+/// Which fields there are, and what they may be, depends on the kind: [`TierSettings`] knows.
+type RawTier = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,6 +107,22 @@ impl<'a> Lines<'a> {
         line.trim().chars().filter(|c| !c.is_control()).take(MAX_QUOTED_CHARS).collect()
     }
 
+    /// Whether a position may lie in the options of a tier: in a line that names them, or behind one and before the
+    /// next table.
+    fn is_secret(&self, at: usize) -> bool {
+        let end =
+            self.text.get(at..).and_then(|rest| rest.find('\n')).map_or(self.text.len(), |len| at + len);
+        for line in self.text.get(..end).unwrap_or(self.text).lines().rev() {
+            if line.replace("options_file", "").contains("options") {
+                return true;
+            }
+            if line.trim_start().starts_with('[') {
+                return false;
+            }
+        }
+        false
+    }
+
     fn setting<T>(&self, spanned: Spanned<T>) -> Setting<T> {
         let origin = self.origin(spanned.span().start);
         Setting::new(spanned.into_inner(), origin)
@@ -115,6 +139,14 @@ impl<'a> Lines<'a> {
             socket: raw.socket.map(|value| self.setting(value)),
             group: raw.group.map(|value| self.setting(value)),
         }
+    }
+
+    fn tier(&self, raw: Spanned<RawTier>) -> TierSettings {
+        let raw = self.setting(raw);
+        let field = |(name, value): (Spanned<String>, Spanned<toml::Value>)| {
+            (name.into_inner(), self.setting(value).map(Written::Toml))
+        };
+        TierSettings::new(raw.origin, raw.value.into_iter().map(field).collect())
     }
 
     fn gpu(&self, raw: Spanned<RawGpu>) -> Result<Setting<GpuBackend>, ConfigError> {
@@ -135,6 +167,13 @@ impl<'a> Lines<'a> {
 
     fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
         let Range { start, .. } = error.span().unwrap_or_default();
+        if self.is_secret(start) {
+            return ConfigError::Parse {
+                origin: self.origin(start),
+                problem: "this is not TOML; the options of a tier are lines of NAME = \"VALUE\"".to_owned(),
+                line_text: String::new(),
+            };
+        }
         ConfigError::Parse {
             origin: self.origin(start),
             problem: error.message().replace('\n', ", "),
@@ -167,6 +206,7 @@ impl ConfigFile {
             virtio_id: raw.virtio_id.map(|value| lines.setting(value)),
             log_level: raw.log_level,
             slices: raw.slice.into_iter().map(|slice| lines.slice(slice)).collect(),
+            tiers: raw.tier.into_iter().map(|tier| lines.tier(tier)).collect(),
         })
     }
 }

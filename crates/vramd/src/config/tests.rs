@@ -48,6 +48,7 @@ fn config_one_slice_takes_the_defaults() {
                 socket: "/run/vram/tenant.sock".into(),
                 group: None,
             }],
+            tiers: Vec::new(),
         }
     );
 }
@@ -343,7 +344,7 @@ fn config_of_very_many_slices_is_read_in_seconds() {
 fn config_example_file_is_valid_with_all_its_suggestions() {
     let example = include_str!("../../../../configs/vramd.toml");
     let taken_up = |line: &str| match line.strip_prefix('#') {
-        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase()) => rest.to_owned(),
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest.to_owned(),
         _ => line.to_owned(),
     };
     let full: Vec<String> = example.lines().map(taken_up).collect();
@@ -355,6 +356,7 @@ fn config_example_file_is_valid_with_all_its_suggestions() {
     assert_eq!((as_it_is.socket_dir, as_it_is.control), (with_all.socket_dir, with_all.control));
     assert_eq!(with_all.virtio_id, DEFAULT_VIRTIO_ID);
     assert_eq!(with_all.slices.len(), 2);
+    assert_eq!((as_it_is.tiers.len(), with_all.tiers.len()), (0, 4));
     assert!(with_all.slices.iter().any(|slice| slice.home.is_some() && slice.guarantee > ByteSize(0)));
 }
 
