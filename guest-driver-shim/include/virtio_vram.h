@@ -25,6 +25,7 @@
 #define VRAM_CONFIG_BYTES		64
 #define VRAM_REQUEST_BYTES		64
 #define VRAM_RESPONSE_BYTES		40
+#define VRAM_EVENT_BYTES		32
 
 #define VRAM_MAX_SEGMENTS		1024
 #define VRAM_MAX_TRANSFER_BYTES		4194304
@@ -60,6 +61,11 @@
 #define VRAM_TIER_REMOTE		4
 #define VRAM_TIER_DAMAGED		0xfffffffeu
 #define VRAM_TIER_LOST			0xffffffffu
+
+#define VRAM_EVENT_GPU_LOST		1
+#define VRAM_EVENT_DATA_LOST		2
+#define VRAM_EVENT_LIMIT_CHANGED	3
+#define VRAM_EVENT_MISSED		4
 
 #define VRAM_ADVICE_PREFETCH		1
 #define VRAM_ADVICE_COLD		2
@@ -240,6 +246,7 @@ struct virtio_vram_extent {
 	__le64 reserved0;
 };
 
+/* Written into each buffer of the event queue. */
 struct virtio_vram_event {
 	__le32 kind;
 	__le32 reserved0;

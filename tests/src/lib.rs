@@ -7,13 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use tempfile::TempDir;
 use vram_gpu::Backend;
 use vram_gpu_contract::SimulatedDriver;
 use vram_gpu_sim::{Faults, SimBackend, SimConfig};
 use vram_residency::Residency;
 use vram_testkit::{Driver, VmSpec};
-use vramd::args::GpuBackend;
+use vramd::args::{Args, GpuBackend};
 use vramd::config::{Config, SliceConfig};
 use vramd::daemon::Daemon;
 
@@ -41,6 +42,14 @@ pub const SHARD_BYTES: u64 = 2 << 20;
 impl TestDaemon {
     /// Starts on simulated GPUs described in the simulator's own words, fresh memory dirty so that a missing scrub shows.
     pub fn start(sim: &str, slices: &[SliceSpec<'_>]) -> Result<Self> {
+        Self::start_with_tiers(sim, slices, &[])
+    }
+
+    /// As [`TestDaemon::start`], with tiers described as for `--tier`.
+    pub fn start_with_tiers(sim: &str, slices: &[SliceSpec<'_>], tiers: &[&str]) -> Result<Self> {
+        let options = tiers.iter().flat_map(|tier| ["--tier", tier]);
+        let args = ["vramd", "--shard", "2MiB", "--slice", "unused=2MiB"].into_iter().chain(options);
+        let tiers = Config::load(Args::try_parse_from(args)?)?.tiers;
         let dir = tempfile::tempdir().context("a temporary folder")?;
         let config = Config {
             gpu: GpuBackend::Sim(sim.to_owned()),
@@ -64,7 +73,7 @@ impl TestDaemon {
                     group: None,
                 })
                 .collect(),
-            tiers: Vec::new(),
+            tiers,
         };
         let sim = Arc::new(SimBackend::new(SimConfig::parse(sim)?)?);
         let faults = sim.faults();

@@ -26,6 +26,8 @@ pub const CONFIG_BYTES: usize = 64;
 pub const REQUEST_BYTES: usize = 64;
 /// Bytes of every response, whatever its opcode.
 pub const RESPONSE_BYTES: usize = 40;
+/// Bytes of every event, whatever its kind.
+pub const EVENT_BYTES: usize = 32;
 
 /// Most data descriptors (beyond request and response) in one chain.
 pub const MAX_SEGMENTS: u32 = 1024;
@@ -68,6 +70,15 @@ pub const TIER_REMOTE: u32 = 4;
 pub const TIER_DAMAGED: u32 = 0xffff_fffe;
 /// Tier of an extent whose bytes are lost with their GPU.
 pub const TIER_LOST: u32 = 0xffff_ffff;
+
+/// Event: a GPU is lost; `value` is its number.
+pub const EVENT_GPU_LOST: u32 = 1;
+/// Event: stored bytes are damaged; `value` is the first address, `extra` how many bytes.
+pub const EVENT_DATA_LOST: u32 = 2;
+/// Event: the slice was resized; `value` is its limit, `extra` its guarantee.
+pub const EVENT_LIMIT_CHANGED: u32 = 3;
+/// Event: there was no room for others; `value` is how many.
+pub const EVENT_MISSED: u32 = 4;
 
 /// Advice: the range is needed soon.
 pub const ADVICE_PREFETCH: u32 = 1;

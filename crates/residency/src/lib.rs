@@ -38,6 +38,7 @@ mod relocate;
 mod residency;
 mod tend;
 mod tiers;
+mod watch;
 
 pub use access::Access;
 pub use advise::{Advice, AdviseError};
@@ -47,3 +48,4 @@ pub use places::BytePlace;
 pub use residency::{MemoryConfig, Residency};
 pub use tiers::{Tier, TierReport};
 pub use vram_tier::TierKind;
+pub use watch::{MemoryEvent, MemoryWatch};

@@ -97,6 +97,7 @@ impl Session {
         let resumes = self.state().driver_epoch == Some(hello.driver_epoch);
         if !resumes {
             self.close_all();
+            self.events.open();
             self.state().driver_epoch = Some(hello.driver_epoch);
         }
         let reply = HelloReply {
