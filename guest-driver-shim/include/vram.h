@@ -28,7 +28,7 @@
  *   -ESTALE           the host's daemon was started anew and the memory of this
  *                     handle is gone: close it and open the device again
  *   -EINTR            a signal arrived
- *   -EAGAIN           the placement changes faster than it can be read
+ *   -EAGAIN           there was no event in time, or the placement changes faster than it can be read
  *   -ENOTTY           the file is no vram device
  *   -EPROTONOSUPPORT  module and library are of releases that do not fit
  *   -ENOTRECOVERABLE  a defect of the library was contained; close the handle
@@ -121,6 +121,20 @@ struct vram_extent {
 	uint32_t tier;			/* VRAM_TIER_* */
 };
 
+/* vram_event.kind */
+#define VRAM_EVENT_GPU_LOST	1u		/* value: vram_gpu.index */
+#define VRAM_EVENT_DATA_LOST	2u		/* value: address, extra: bytes */
+#define VRAM_EVENT_LIMIT_CHANGED 3u		/* value: limit, extra: guarantee */
+#define VRAM_EVENT_MISSED	4u		/* value: how many others */
+
+/* Something that happened without being asked for. */
+struct vram_event {
+	uint32_t kind;			/* VRAM_EVENT_*; ignore others */
+	uint32_t reserved;
+	uint64_t value;
+	uint64_t extra;
+};
+
 /*
  * Opens a device. `path` may be NULL: then it is what the environment variable
  * VRAM_DEVICE names, or else /dev/vram0.
@@ -210,6 +224,16 @@ int vram_fill(const struct vram_device *device, uint32_t stream,
  * VRAM_ALL_STREAMS, on all streams of the handle.
  */
 int vram_fence(const struct vram_device *device, uint32_t stream);
+
+/*
+ * The next thing that happened since the handle was opened; waits for it at
+ * most `timeout_ms`, without end if that is negative, and returns -EAGAIN if
+ * nothing happened. Every program of the virtual machine is told everything.
+ * For a loop of one's own: the descriptor of vram_fd() polls readable when
+ * there is an event.
+ */
+int vram_next_event(const struct vram_device *device, struct vram_event *event,
+		    int timeout_ms);
 
 /*
  * A sentence for an error, of either sign. Never NULL; do not free it.

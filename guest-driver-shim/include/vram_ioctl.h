@@ -25,6 +25,7 @@
  *   ETIMEDOUT  the device did not answer in time
  *   ESTALE     the session was lost (the daemon was started anew, or its
  *              connection broke) and the memory of this file is gone
+ *   EAGAIN     there is no event now
  *   EINTR      a fatal signal arrived
  *   ENOTTY     no such call
  */
@@ -61,6 +62,12 @@
 #define VRAM_IOCTL_ADVICE_PIN		3	/* to stay on GPUs */
 #define VRAM_IOCTL_ADVICE_UNPIN		4	/* may leave them again */
 #define VRAM_IOCTL_ADVICE_PREFER_GPU	5	/* best on GPU `argument` */
+
+/* vram_ioctl_event.kind */
+#define VRAM_IOCTL_EVENT_GPU_LOST	1	/* value: the GPU */
+#define VRAM_IOCTL_EVENT_DATA_LOST	2	/* value: address, extra: bytes */
+#define VRAM_IOCTL_EVENT_LIMIT_CHANGED	3	/* value: limit, extra: guarantee */
+#define VRAM_IOCTL_EVENT_MISSED		4	/* value: how many others */
 
 struct vram_ioctl_version {
 	__u32 ioctl_version;		/* out: VRAM_IOCTL_VERSION_NUMBER */
@@ -140,6 +147,20 @@ struct vram_ioctl_advise {
 	__u64 reserved;
 };
 
+/*
+ * Something that happened without being asked for; unknown kinds are to be
+ * ignored. A file hears of what happens after it was opened. Each open file
+ * has a place of its own among the last 64 events: who falls behind is told
+ * once how many it missed.
+ */
+struct vram_ioctl_event {
+	__u32 kind;			/* out: VRAM_IOCTL_EVENT_* */
+	__u32 reserved0;
+	__u64 value;			/* out: by kind */
+	__u64 extra;			/* out: by kind, else 0 */
+	__u64 boot_epoch;		/* out: when the device told it */
+};
+
 struct vram_ioctl_transfer {
 	__u64 device_address;		/* in */
 	__u64 user_pointer;		/* in */
@@ -179,6 +200,11 @@ struct vram_ioctl_fence {
 
 #define VRAM_IOCTL_BASE		0xb7
 
+/*
+ * EVENT never waits: EAGAIN says that there is none. poll() tells POLLIN when
+ * there is one, and POLLERR when a call on the file would fail for good.
+ */
+
 #define VRAM_IOCTL_VERSION	_IOR(VRAM_IOCTL_BASE, 0x00, struct vram_ioctl_version)
 #define VRAM_IOCTL_INFO		_IOWR(VRAM_IOCTL_BASE, 0x01, struct vram_ioctl_info)
 #define VRAM_IOCTL_ALLOC	_IOWR(VRAM_IOCTL_BASE, 0x10, struct vram_ioctl_alloc)
@@ -189,5 +215,6 @@ struct vram_ioctl_fence {
 #define VRAM_IOCTL_COPY		_IOWR(VRAM_IOCTL_BASE, 0x22, struct vram_ioctl_copy)
 #define VRAM_IOCTL_FILL		_IOWR(VRAM_IOCTL_BASE, 0x23, struct vram_ioctl_fill)
 #define VRAM_IOCTL_FENCE	_IOW(VRAM_IOCTL_BASE, 0x24, struct vram_ioctl_fence)
+#define VRAM_IOCTL_EVENT	_IOR(VRAM_IOCTL_BASE, 0x30, struct vram_ioctl_event)
 
 #endif /* _VRAM_IOCTL_H */

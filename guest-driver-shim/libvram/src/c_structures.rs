@@ -1,6 +1,6 @@
 //! Structures and constants of the C ABI. A test holds them against `vram.h`.
 
-use crate::{Extent, Gpu, Info, Tier, Version, uapi};
+use crate::{Event, Extent, Gpu, Info, Tier, Version, uapi};
 
 /// `VRAM_ALL_STREAMS`
 pub(crate) const ALL_STREAMS: u32 = u32::MAX;
@@ -128,6 +128,22 @@ impl From<&Extent> for CExtent {
     }
 }
 
+/// `struct vram_event`
+#[repr(C)]
+pub(crate) struct CEvent {
+    pub(crate) kind: u32,
+    pub(crate) reserved: u32,
+    pub(crate) value: u64,
+    pub(crate) extra: u64,
+}
+
+impl From<Event> for CEvent {
+    fn from(event: Event) -> Self {
+        let (kind, value, extra) = event.codes();
+        Self { kind, reserved: 0, value, extra }
+    }
+}
+
 /// A name with a NUL behind it; what does not fit is cut off.
 fn c_name(name: &str) -> [u8; 33] {
     let mut bytes = [0; 33];
@@ -189,6 +205,11 @@ mod tests {
         expect_struct!(all, "vram_gpu", CGpu, [index, home, slice_bytes, total_bytes, name, reserved]);
         expect_struct!(all, "vram_placement", CPlacement, [base, length, extent_total, reserved]);
         expect_struct!(all, "vram_extent", CExtent, [address, length, gpu, tier]);
+        expect_struct!(all, "vram_event", CEvent, [kind, reserved, value, extra]);
+        all.value("VRAM_EVENT_GPU_LOST", uapi::EVENT_GPU_LOST);
+        all.value("VRAM_EVENT_DATA_LOST", uapi::EVENT_DATA_LOST);
+        all.value("VRAM_EVENT_LIMIT_CHANGED", uapi::EVENT_LIMIT_CHANGED);
+        all.value("VRAM_EVENT_MISSED", uapi::EVENT_MISSED);
         all.value("VRAM_ALL_STREAMS", ALL_STREAMS);
         all.value("VRAM_TIER_GPU", uapi::TIER_GPU);
         all.value("VRAM_TIER_HOST", uapi::TIER_HOST);

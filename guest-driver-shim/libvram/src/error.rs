@@ -19,6 +19,8 @@ pub enum Operation {
     Query,
     /// Advice about the use of memory.
     Advise,
+    /// What happened.
+    NextEvent,
     /// Bytes to the device.
     Write,
     /// Bytes from the device.
@@ -40,6 +42,7 @@ impl fmt::Display for Operation {
             Self::Free => "Free",
             Self::Query => "Query",
             Self::Advise => "Advise",
+            Self::NextEvent => "Waiting for an event",
             Self::Write => "Write",
             Self::Read => "Read",
             Self::Copy => "Copy",
@@ -336,7 +339,7 @@ pub(crate) fn describe(errno: i32) -> &'static std::ffi::CStr {
         libc::ETIMEDOUT => c"The device did not answer in time; see whether the host's daemon runs",
         libc::ESTALE => c"The host's daemon was started anew and the memory is gone; open the device again",
         libc::EINTR => c"A signal arrived; the call can be made again",
-        libc::EAGAIN => c"The placement changes faster than it can be read; try again",
+        libc::EAGAIN => c"There was no event in time, or the placement changes faster than it can be read",
         libc::ENOTRECOVERABLE => c"A defect of libvram was contained; close the device handle and report it",
         _ => c"An error that the vram ABI does not have",
     }

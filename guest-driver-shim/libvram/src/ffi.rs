@@ -10,11 +10,12 @@ use std::{
         unix::ffi::OsStrExt,
     },
     panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
 };
 
 use crate::{
     Advice, Device, DeviceAddress, Error, Pattern, StreamId,
-    c_structures::{ALL_STREAMS, CExtent, CGpu, CInfo, CPlacement, CVersion, count},
+    c_structures::{ALL_STREAMS, CEvent, CExtent, CGpu, CInfo, CPlacement, CVersion, count},
     error,
 };
 
@@ -246,6 +247,23 @@ unsafe extern "C" fn vram_advise(
         let device = unsafe { device(handle) }?;
         let advice = Advice::from_codes(advice, argument).ok_or(INVALID)?;
         Ok(device.advise(DeviceAddress(address), length, advice)?)
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_next_event(handle: *const Device, event: *mut CEvent, timeout_ms: c_int) -> c_int {
+    guarded(|| {
+        if event.is_null() {
+            return Err(BAD_POINTER);
+        }
+        // Negative: without end.
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        // SAFETY: vram.h asks for an open handle.
+        let next = unsafe { device(handle) }?.next_event(timeout)?;
+        // SAFETY: not NULL, and vram.h asks for a writable structure.
+        unsafe { put(event, next.ok_or(Failure(libc::EAGAIN))?.into()) }
     })
 }
 

@@ -42,6 +42,15 @@ pub(crate) const ADVICE_UNPIN: u32 = 4;
 /// `VRAM_IOCTL_ADVICE_PREFER_GPU`
 pub(crate) const ADVICE_PREFER_GPU: u32 = 5;
 
+/// `VRAM_IOCTL_EVENT_GPU_LOST`
+pub(crate) const EVENT_GPU_LOST: u32 = 1;
+/// `VRAM_IOCTL_EVENT_DATA_LOST`
+pub(crate) const EVENT_DATA_LOST: u32 = 2;
+/// `VRAM_IOCTL_EVENT_LIMIT_CHANGED`
+pub(crate) const EVENT_LIMIT_CHANGED: u32 = 3;
+/// `VRAM_IOCTL_EVENT_MISSED`
+pub(crate) const EVENT_MISSED: u32 = 4;
+
 /// `struct vram_ioctl_version`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,6 +153,17 @@ pub(crate) struct Advise {
     pub(crate) reserved: u64,
 }
 
+/// `struct vram_ioctl_event`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Event {
+    pub(crate) kind: u32,
+    pub(crate) reserved0: u32,
+    pub(crate) value: u64,
+    pub(crate) extra: u64,
+    pub(crate) boot_epoch: u64,
+}
+
 /// `struct vram_ioctl_transfer`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -223,6 +243,8 @@ pub(crate) const CALL_COPY: u32 = number(READ | WRITE, 0x22, size_of::<Copy>());
 pub(crate) const CALL_FILL: u32 = number(READ | WRITE, 0x23, size_of::<Fill>());
 /// `VRAM_IOCTL_FENCE`
 pub(crate) const CALL_FENCE: u32 = number(WRITE, 0x24, size_of::<Fence>());
+/// `VRAM_IOCTL_EVENT`
+pub(crate) const CALL_EVENT: u32 = number(READ, 0x30, size_of::<Event>());
 
 #[cfg(test)]
 mod tests {
@@ -310,6 +332,7 @@ mod tests {
             Fill,
             [address, length, moved, pattern, width, stream, reserved0, reserved]
         );
+        expect_struct!(all, "vram_ioctl_event", Event, [kind, reserved0, value, extra, boot_epoch]);
         expect_struct!(all, "vram_ioctl_fence", Fence, [stream, flags, reserved]);
         for (name, value) in [
             ("VRAM_IOCTL_VERSION_NUMBER", IOCTL_VERSION),
@@ -341,6 +364,11 @@ mod tests {
             ("VRAM_IOCTL_COPY", CALL_COPY),
             ("VRAM_IOCTL_FILL", CALL_FILL),
             ("VRAM_IOCTL_FENCE", CALL_FENCE),
+            ("VRAM_IOCTL_EVENT", CALL_EVENT),
+            ("VRAM_IOCTL_EVENT_GPU_LOST", EVENT_GPU_LOST),
+            ("VRAM_IOCTL_EVENT_DATA_LOST", EVENT_DATA_LOST),
+            ("VRAM_IOCTL_EVENT_LIMIT_CHANGED", EVENT_LIMIT_CHANGED),
+            ("VRAM_IOCTL_EVENT_MISSED", EVENT_MISSED),
         ] {
             all.value(name, value);
         }

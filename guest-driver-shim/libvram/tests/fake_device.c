@@ -41,6 +41,7 @@ struct state {
 	unsigned long long magic;
 	int lock;
 	int fresh;
+	unsigned int told;
 	unsigned int count;
 	struct { unsigned long long address, length; } entries[MAX_ENTRIES];
 };
@@ -219,6 +220,22 @@ static int do_advise(struct state *state, const struct vram_ioctl_advise *reques
 	return find(state, request->address, request->length) < 0 ? ENXIO : 0;
 }
 
+/* One of each kind, then none. */
+static int do_event(struct state *state, struct vram_ioctl_event *event)
+{
+	static const struct vram_ioctl_event told[] = {
+		{ .kind = VRAM_IOCTL_EVENT_GPU_LOST, .value = 1 },
+		{ .kind = VRAM_IOCTL_EVENT_DATA_LOST, .value = BAND_BASE, .extra = PAGE },
+		{ .kind = VRAM_IOCTL_EVENT_LIMIT_CHANGED, .value = LIMIT_BYTES, .extra = LIMIT_BYTES / 2 },
+		{ .kind = VRAM_IOCTL_EVENT_MISSED, .value = 5 },
+	};
+
+	if (state->told == sizeof(told) / sizeof(told[0]))
+		return EAGAIN;
+	*event = told[state->told++];
+	return 0;
+}
+
 static int do_transfer(struct state *state, struct vram_ioctl_transfer *request)
 {
 	void *user = (void *)(unsigned long)request->user_pointer;
@@ -285,6 +302,8 @@ static int serve(struct state *state, unsigned long number, void *argument)
 		return do_query(state, argument);
 	case VRAM_IOCTL_ADVISE:
 		return do_advise(state, argument);
+	case VRAM_IOCTL_EVENT:
+		return do_event(state, argument);
 	case VRAM_IOCTL_TRANSFER:
 		return do_transfer(state, argument);
 	case VRAM_IOCTL_COPY:

@@ -92,6 +92,15 @@ pub(crate) enum Command {
     },
     /// List what is held
     List,
+    /// Show what happens to the slice's memory, as it happens
+    Events {
+        /// End after so many; without it, never
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+        count: Option<u64>,
+        /// End after so long
+        #[arg(long, value_parser = seconds, allow_hyphen_values = true)]
+        seconds: Option<f64>,
+    },
     /// Free everything and end the holder
     Release {
         /// Also what other commands are using
@@ -311,6 +320,8 @@ mod tests {
             "vram advise x hot",
             "vram advise x gpu",
             "vram advise x pin 1",
+            "vram events --count 0",
+            "vram events --seconds -1",
             "vram bench --streams 0",
             "vram bench --seconds nan",
             "vram bench --seconds 0",

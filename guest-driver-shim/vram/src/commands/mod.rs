@@ -2,6 +2,7 @@
 
 mod bench;
 mod bytes;
+mod events;
 mod hold;
 mod info;
 mod names;
@@ -97,6 +98,7 @@ pub(crate) fn run(arguments: Arguments, out: &mut dyn Write) -> Result<()> {
         Command::Free { handle: None, .. } => names::free_all(context, false),
         Command::List => names::list(context),
         Command::Release { force } => names::free_all(context, force),
+        Command::Events { count, seconds } => events::events(context, count, seconds),
         Command::Bench(bench) => bench::bench(context, &bench),
         Command::Hold { background } => hold::hold(context, background),
         Command::Raw { steps } => raw::raw(context, &steps),
