@@ -13,7 +13,7 @@
 
 #define VRAM_CONFIG_MAGIC		0x4d415256u	/* "VRAM" */
 #define VRAM_ABI_MAJOR			1
-#define VRAM_ABI_MINOR			0
+#define VRAM_ABI_MINOR			1
 #define VRAM_VIRTIO_ID_DEFAULT		37
 #define VRAM_VIRTIO_ID_ALTERNATE	63
 
@@ -25,6 +25,7 @@
 #define VRAM_CONFIG_BYTES		64
 #define VRAM_REQUEST_BYTES		64
 #define VRAM_RESPONSE_BYTES		40
+#define VRAM_EVENT_BYTES		32
 
 #define VRAM_MAX_SEGMENTS		1024
 #define VRAM_MAX_TRANSFER_BYTES		4194304
@@ -41,6 +42,7 @@
 #define VRAM_OP_ALLOC			0x0010
 #define VRAM_OP_FREE			0x0011
 #define VRAM_OP_QUERY			0x0012
+#define VRAM_OP_ADVISE			0x0013
 #define VRAM_OP_WRITE			0x0020
 #define VRAM_OP_READ			0x0021
 #define VRAM_OP_COPY			0x0022
@@ -51,8 +53,25 @@
 #define VRAM_DEVICE_SIMULATED		0x00000001
 #define VRAM_DEVICE_RESUMED		0x00000002
 #define VRAM_GPU_HOME			0x00000001
+#define VRAM_GPU_NONE			0xffffffffu
 #define VRAM_TIER_GPU			0
+#define VRAM_TIER_HOST			1
+#define VRAM_TIER_COMPRESSED		2
+#define VRAM_TIER_DISK			3
+#define VRAM_TIER_REMOTE		4
+#define VRAM_TIER_DAMAGED		0xfffffffeu
 #define VRAM_TIER_LOST			0xffffffffu
+
+#define VRAM_EVENT_GPU_LOST		1
+#define VRAM_EVENT_DATA_LOST		2
+#define VRAM_EVENT_LIMIT_CHANGED	3
+#define VRAM_EVENT_MISSED		4
+
+#define VRAM_ADVICE_PREFETCH		1
+#define VRAM_ADVICE_COLD		2
+#define VRAM_ADVICE_PIN			3
+#define VRAM_ADVICE_UNPIN		4
+#define VRAM_ADVICE_PREFER_GPU		5
 
 #define VRAM_STATUS_OK			0
 #define VRAM_STATUS_BAD_CHAIN		1
@@ -75,6 +94,7 @@
 #define VRAM_STATUS_TRANSFER_FAILED	18
 #define VRAM_STATUS_CANCELLED		19
 #define VRAM_STATUS_INTERNAL		20
+#define VRAM_STATUS_DATA_LOST		21
 
 struct virtio_vram_config {
 	__le32 magic;
@@ -127,6 +147,14 @@ struct virtio_vram_query {
 	__le64 address;
 	__le32 first_extent;
 	__u8 reserved0[28];
+};
+
+struct virtio_vram_advise {
+	__le64 address;
+	__le64 length;
+	__le32 advice;
+	__le32 argument;
+	__u8 reserved0[16];
 };
 
 /* WRITE and READ */
@@ -218,6 +246,7 @@ struct virtio_vram_extent {
 	__le64 reserved0;
 };
 
+/* Written into each buffer of the event queue. */
 struct virtio_vram_event {
 	__le32 kind;
 	__le32 reserved0;

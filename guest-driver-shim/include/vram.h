@@ -12,19 +12,23 @@
  *
  * Functions return 0, or a negative errno:
  *   -EFAULT           a pointer is NULL or not memory of this process
- *   -EINVAL           a length, alignment, width, pattern or stream is not
- *                     valid, or a copy overlaps itself
+ *   -EINVAL           a length, alignment, width, pattern, stream, advice or
+ *                     GPU is not valid, or a copy overlaps itself
  *   -ENXIO            a range is not inside one live allocation of this handle
  *   -ENOMEM           the pool has no memory left for this slice
- *   -EDQUOT           the slice's limit does not allow it
+ *   -EDQUOT           the slice's limit, or for VRAM_ADVICE_PIN its guarantee,
+ *                     does not allow it
  *   -EMFILE           too many contexts or allocations are alive
  *   -EIO              the transfer failed on the GPU
+ *   -EBADMSG          the bytes were stored off the GPUs and are damaged there:
+ *                     free the allocation and load its data again
+ *   -EOPNOTSUPP       the device is too old for the call
  *   -ENODEV           the device, or the GPU that held the bytes, is gone
  *   -ETIMEDOUT        the device did not answer in time
  *   -ESTALE           the host's daemon was started anew and the memory of this
  *                     handle is gone: close it and open the device again
  *   -EINTR            a signal arrived
- *   -EAGAIN           the placement changes faster than it can be read
+ *   -EAGAIN           there was no event in time, or the placement changes faster than it can be read
  *   -ENOTTY           the file is no vram device
  *   -EPROTONOSUPPORT  module and library are of releases that do not fit
  *   -ENOTRECOVERABLE  a defect of the library was contained; close the handle
@@ -47,7 +51,22 @@ extern "C" {
 
 /* vram_extent.tier */
 #define VRAM_TIER_GPU		0u		/* on that GPU */
+#define VRAM_TIER_HOST		1u		/* in host memory */
+#define VRAM_TIER_COMPRESSED	2u		/* there, compressed */
+#define VRAM_TIER_DISK		3u		/* on a disk of the host */
+#define VRAM_TIER_REMOTE	4u		/* on another machine */
+#define VRAM_TIER_DAMAGED	0xfffffffeu	/* damaged there, and lost */
 #define VRAM_TIER_LOST		0xffffffffu	/* lost with that GPU */
+
+/* vram_extent.gpu where the tier is not VRAM_TIER_GPU or VRAM_TIER_LOST */
+#define VRAM_GPU_NONE		0xffffffffu
+
+/* For vram_advise() */
+#define VRAM_ADVICE_PREFETCH	1u		/* needed soon */
+#define VRAM_ADVICE_COLD	2u		/* not needed soon */
+#define VRAM_ADVICE_PIN		3u		/* to stay on GPUs */
+#define VRAM_ADVICE_UNPIN	4u		/* may leave them again */
+#define VRAM_ADVICE_PREFER_GPU	5u		/* best on GPU `argument` */
 
 /* An open device. */
 struct vram_device;
@@ -98,8 +117,22 @@ struct vram_placement {
 struct vram_extent {
 	uint64_t address;
 	uint64_t length;
-	uint32_t gpu;			/* vram_gpu.index */
+	uint32_t gpu;			/* vram_gpu.index, or VRAM_GPU_NONE */
 	uint32_t tier;			/* VRAM_TIER_* */
+};
+
+/* vram_event.kind */
+#define VRAM_EVENT_GPU_LOST	1u		/* value: vram_gpu.index */
+#define VRAM_EVENT_DATA_LOST	2u		/* value: address, extra: bytes */
+#define VRAM_EVENT_LIMIT_CHANGED 3u		/* value: limit, extra: guarantee */
+#define VRAM_EVENT_MISSED	4u		/* value: how many others */
+
+/* Something that happened without being asked for. */
+struct vram_event {
+	uint32_t kind;			/* VRAM_EVENT_*; ignore others */
+	uint32_t reserved;
+	uint64_t value;
+	uint64_t extra;
 };
 
 /*
@@ -148,6 +181,16 @@ int vram_query(const struct vram_device *device, uint64_t address,
 	       uint32_t extent_capacity);
 
 /*
+ * Tells the host what is known about the use of a range, which lies in one
+ * allocation. `advice` is VRAM_ADVICE_*; `argument` is the number of a GPU for
+ * VRAM_ADVICE_PREFER_GPU, else 0. Success says that the host has heard it, not
+ * that anything was moved: that happens beside, or not at all. It goes by whole
+ * shards, so what lies in the same shard has a part in it.
+ */
+int vram_advise(const struct vram_device *device, uint64_t address,
+		uint64_t length, uint32_t advice, uint32_t argument);
+
+/*
  * Transfers. `stream` is 0 to 1023. `moved` may be NULL; else it says, also on
  * an error of the transfer, how many bytes surely are where they should be. A
  * length of 0 does nothing. No other thread uses the buffer during the call.
@@ -181,6 +224,16 @@ int vram_fill(const struct vram_device *device, uint32_t stream,
  * VRAM_ALL_STREAMS, on all streams of the handle.
  */
 int vram_fence(const struct vram_device *device, uint32_t stream);
+
+/*
+ * The next thing that happened since the handle was opened; waits for it at
+ * most `timeout_ms`, without end if that is negative, and returns -EAGAIN if
+ * nothing happened. Every program of the virtual machine is told everything.
+ * For a loop of one's own: the descriptor of vram_fd() polls readable when
+ * there is an event.
+ */
+int vram_next_event(const struct vram_device *device, struct vram_event *event,
+		    int timeout_ms);
 
 /*
  * A sentence for an error, of either sign. Never NULL; do not free it.

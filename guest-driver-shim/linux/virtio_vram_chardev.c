@@ -7,6 +7,7 @@
 #include <linux/compat.h>
 #include <linux/fs.h>
 #include <linux/module.h>
+#include <linux/poll.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -19,6 +20,7 @@
  * @lock: serializes the opening of the context
  * @context: opened when first needed; its number is written last and read with
  *	smp_load_acquire()
+ * @events: how far events were read
  * @close: the message that will close the context, made beforehand because a
  *	close must not fail
  * @close_work: sends it when vram_release() may not wait
@@ -27,6 +29,7 @@ struct vram_file {
 	struct vram_device *vram;
 	struct mutex lock;	/* opening of @context */
 	struct vram_context context;
+	struct vram_event_cursor events;
 	struct vram_message *close;
 	struct work_struct close_work;
 };
@@ -60,6 +63,7 @@ static int vram_open(struct inode *inode, struct file *filp)
 	mutex_init(&file->lock);
 	kref_get(&vram->refs);
 	file->vram = vram;
+	vram_events_follow(vram, &file->events);
 	filp->private_data = file;
 	return nonseekable_open(inode, filp);
 }
@@ -117,6 +121,23 @@ unlock:
 	return err;
 }
 
+/* Whether calls can succeed, as far as the device and a context tell. */
+static int vram_file_good(struct vram_file *file, bool has_context)
+{
+	switch (READ_ONCE(file->vram->state)) {
+	case VRAM_FROZEN:
+	case VRAM_BROKEN:
+	case VRAM_GONE:
+		return -ENODEV;
+	default:
+		break;
+	}
+	if (has_context &&
+	    file->context.generation != READ_ONCE(file->vram->generation))
+		return -ESTALE;
+	return 0;
+}
+
 /* Makes sure that the file has a context and that it is still good. */
 static int vram_file_context(struct vram_file *file)
 {
@@ -128,17 +149,14 @@ static int vram_file_context(struct vram_file *file)
 		if (err)
 			return err;
 	}
-	switch (READ_ONCE(file->vram->state)) {
-	case VRAM_FROZEN:
-	case VRAM_BROKEN:
-	case VRAM_GONE:
-		return -ENODEV;
-	default:
-		break;
-	}
-	if (file->context.generation != READ_ONCE(file->vram->generation))
-		return -ESTALE;
-	return 0;
+	return vram_file_good(file, true);
+}
+
+/* Needs no context, but a file that lost its memory is told. */
+static int vram_file_hears(struct vram_file *file)
+{
+	/* Pairs with vram_context_open(). */
+	return vram_file_good(file, smp_load_acquire(&file->context.number));
 }
 
 static int vram_ioctl_do_version(struct vram_file *file, void __user *user)
@@ -318,6 +336,21 @@ static int vram_ioctl_do_query(struct vram_file *file, void __user *user)
 	return err;
 }
 
+static int vram_ioctl_do_advise(struct vram_file *file, void __user *user)
+{
+	struct vram_ioctl_advise args;
+	int err;
+
+	if (copy_from_user(&args, user, sizeof(args)))
+		return -EFAULT;
+	if (args.reserved)
+		return -EINVAL;
+	err = vram_file_context(file);
+	if (err)
+		return err;
+	return vram_memory_advise(file->vram, &file->context, &args);
+}
+
 static int vram_ioctl_do_transfer(struct vram_file *file, void __user *user)
 {
 	struct vram_ioctl_transfer __user *to = user;
@@ -386,6 +419,39 @@ static int vram_ioctl_do_fence(struct vram_file *file, void __user *user)
 	return vram_data_fence(file->vram, &file->context, &args);
 }
 
+static int vram_ioctl_do_event(struct vram_file *file, void __user *user)
+{
+	struct virtio_vram_event event;
+	struct vram_ioctl_event args;
+	int err;
+
+	err = vram_file_hears(file);
+	if (err)
+		return err;
+	if (!vram_events_read(file->vram, &file->events, &event))
+		return -EAGAIN;
+	memset(&args, 0, sizeof(args));
+	args.kind = le32_to_cpu(event.kind);
+	args.value = le64_to_cpu(event.value);
+	args.extra = le64_to_cpu(event.extra);
+	args.boot_epoch = le64_to_cpu(event.epoch);
+	return copy_to_user(user, &args, sizeof(args)) ? -EFAULT : 0;
+}
+
+static __poll_t vram_poll(struct file *filp, struct poll_table_struct *wait)
+{
+	struct vram_file *file = filp->private_data;
+	__poll_t ready = 0;
+
+	poll_wait(filp, &file->vram->event_log.wait, wait);
+	poll_wait(filp, &file->vram->state_wait, wait);
+	if (vram_events_waiting(file->vram, &file->events))
+		ready |= EPOLLIN | EPOLLRDNORM;
+	if (vram_file_hears(file))
+		ready |= EPOLLERR;
+	return ready;
+}
+
 static long vram_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct vram_file *file = filp->private_data;
@@ -402,6 +468,8 @@ static long vram_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return vram_ioctl_do_free(file, user);
 	case VRAM_IOCTL_QUERY:
 		return vram_ioctl_do_query(file, user);
+	case VRAM_IOCTL_ADVISE:
+		return vram_ioctl_do_advise(file, user);
 	case VRAM_IOCTL_TRANSFER:
 		return vram_ioctl_do_transfer(file, user);
 	case VRAM_IOCTL_COPY:
@@ -410,6 +478,8 @@ static long vram_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return vram_ioctl_do_fill(file, user);
 	case VRAM_IOCTL_FENCE:
 		return vram_ioctl_do_fence(file, user);
+	case VRAM_IOCTL_EVENT:
+		return vram_ioctl_do_event(file, user);
 	default:
 		return -ENOTTY;
 	}
@@ -419,6 +489,7 @@ static const struct file_operations vram_fops = {
 	.owner = THIS_MODULE,
 	.open = vram_open,
 	.release = vram_release,
+	.poll = vram_poll,
 	.unlocked_ioctl = vram_ioctl,
 	.compat_ioctl = compat_ptr_ioctl,
 };

@@ -193,6 +193,7 @@ static struct vram_device *vram_device_alloc(struct virtio_device *vdev,
 	vram->vdev = vdev;
 	spin_lock_init(&vram->state_lock);
 	init_waitqueue_head(&vram->state_wait);
+	vram_events_init(vram);
 	vram->state = VRAM_STARTING;
 	vram->generation = 1;
 	vram->driver_epoch = vram_draw_epoch();

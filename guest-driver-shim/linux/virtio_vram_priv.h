@@ -7,10 +7,12 @@
  * virtio_vram_queue.c     messages, waiting, what happens when the device does
  *                         not answer
  * virtio_vram_session.c   control requests: HELLO, contexts, memory, queries
+ * virtio_vram_events.c    what the device tells without being asked
  * virtio_vram_transfer.c  data requests: pinning, splitting, pipelining
  * virtio_vram_chardev.c   /dev/vramN
  *
- * Locks, outer first: vram_file.lock, vram_queue.lock, vram_device.state_lock.
+ * Locks, outer first: vram_file.lock, vram_queue.lock, vram_device.state_lock,
+ * vram_event_log.lock.
  * SRCU vram_device.rings covers every use of a virtqueue outside of its
  * callback; it is never held while waiting for the device.
  */
@@ -46,6 +48,8 @@
 #define VRAM_GPUS_MAX		510
 #define VRAM_EXTENTS_MAX	1023
 #define VRAM_EVENTS		16
+/* Events open files can be behind, a power of two. */
+#define VRAM_EVENT_LOG		64
 
 /**
  * enum vram_state - what may be done with a device
@@ -138,6 +142,28 @@ struct vram_message {
 };
 
 /**
+ * struct vram_event_log - the last events, for open files to read
+ * @lock: protects all below, and &vram_event_cursor.next
+ * @next: number of the event that comes next; they never wrap
+ * @events: that of number n is at n % %VRAM_EVENT_LOG
+ * @wait: woken when there is another
+ */
+struct vram_event_log {
+	spinlock_t lock;	/* what follows */
+	u64 next;
+	struct virtio_vram_event events[VRAM_EVENT_LOG];
+	wait_queue_head_t wait;
+};
+
+/**
+ * struct vram_event_cursor - how far an open file has read
+ * @next: number of the event it reads next
+ */
+struct vram_event_cursor {
+	u64 next;
+};
+
+/**
  * struct vram_device - one virtio-vram device
  * @refs: the driver's, and one for each open file
  * @vdev: valid until remove() returns
@@ -163,6 +189,7 @@ struct vram_message {
  * @deferred: messages for it
  * @events: buffers posted on the event queue
  * @event_count: how many
+ * @event_log: what came in them
  * @queue_limit: entries of @queues
  * @queue_count: queues in use
  * @request_queues: those behind control and event
@@ -201,6 +228,7 @@ struct vram_device {
 
 	struct virtio_vram_event *events;
 	unsigned int event_count;
+	struct vram_event_log event_log;
 	unsigned int queue_limit;
 	unsigned int queue_count;
 	unsigned int request_queues;
@@ -269,7 +297,24 @@ int vram_memory_free(struct vram_device *vram,
 int vram_memory_query(struct vram_device *vram,
 		      const struct vram_context *context, u64 address, u32 first,
 		      u32 capacity, struct vram_message **answer);
+struct vram_ioctl_advise;
+int vram_memory_advise(struct vram_device *vram,
+		       const struct vram_context *context,
+		       const struct vram_ioctl_advise *args);
 void vram_session_undo(struct vram_message *msg);
+
+/* virtio_vram_events.c */
+void vram_events_init(struct vram_device *vram);
+void vram_events_post(struct vram_queue *queue,
+		      struct virtio_vram_event *event);
+void vram_events_callback(struct virtqueue *vq);
+void vram_events_follow(struct vram_device *vram,
+			struct vram_event_cursor *cursor);
+bool vram_events_waiting(struct vram_device *vram,
+			 const struct vram_event_cursor *cursor);
+bool vram_events_read(struct vram_device *vram,
+		      struct vram_event_cursor *cursor,
+		      struct virtio_vram_event *event);
 
 /* virtio_vram_transfer.c */
 struct vram_ioctl_transfer;
@@ -297,6 +342,8 @@ void vram_chardev_remove(struct vram_device *vram);
 	pr_err("%s: " fmt, (vram)->name, ##__VA_ARGS__)
 #define vram_warn_ratelimited(vram, fmt, ...) \
 	pr_warn_ratelimited("%s: " fmt, (vram)->name, ##__VA_ARGS__)
+#define vram_info_ratelimited(vram, fmt, ...) \
+	pr_info_ratelimited("%s: " fmt, (vram)->name, ##__VA_ARGS__)
 #define vram_info(vram, fmt, ...) \
 	pr_info("%s: " fmt, (vram)->name, ##__VA_ARGS__)
 

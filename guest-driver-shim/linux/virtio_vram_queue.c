@@ -143,6 +143,8 @@ static int vram_status_to_errno(u32 status)
 		return -EMFILE;
 	case VRAM_STATUS_DEVICE_LOST:
 		return -ENODEV;
+	case VRAM_STATUS_DATA_LOST:	/* as file systems say of checksums */
+		return -EBADMSG;
 	case VRAM_STATUS_NO_CONTEXT:	/* we opened it: the session is lost */
 	case VRAM_STATUS_CANCELLED:	/* nor do we close it while it is used */
 		return -ESTALE;
@@ -209,7 +211,8 @@ static int vram_message_parse(struct vram_message *msg, u32 used)
 			return -EIO;
 		msg->moved = moved;
 	} else if (msg->status == VRAM_STATUS_TRANSFER_FAILED ||
-		   msg->status == VRAM_STATUS_DEVICE_LOST) {
+		   msg->status == VRAM_STATUS_DEVICE_LOST ||
+		   msg->status == VRAM_STATUS_DATA_LOST) {
 		msg->moved = moved;
 	}
 	return vram_status_to_errno(msg->status);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * virtio_vram: finding the queues, starting and stopping the device, events.
+ * virtio_vram: finding the queues, starting and stopping the device.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -11,41 +11,6 @@
 
 #include "virtio_vram_conftest.h"
 #include "virtio_vram_priv.h"
-
-/* Context: With the event queue's lock. */
-static void vram_event_post(struct vram_queue *queue,
-			    struct virtio_vram_event *event)
-{
-	struct scatterlist sg;
-
-	memset(event, 0, sizeof(*event));
-	sg_init_one(&sg, event, sizeof(*event));
-	/* There is room: we post what fits, and again what came back. */
-	virtqueue_add_inbuf(queue->vq, &sg, 1, event, GFP_ATOMIC);
-}
-
-/* ABI 1.0 defines no events: all that counts is the epoch they come with. */
-static void vram_event_callback(struct virtqueue *vq)
-{
-	struct vram_device *vram = vq->vdev->priv;
-	struct vram_queue *queue = &vram->queues[vq->index];
-	struct virtio_vram_event *event;
-	unsigned long flags;
-	unsigned int used;
-
-	spin_lock_irqsave(&queue->lock, flags);
-	do {
-		virtqueue_disable_cb(vq);
-		while ((event = virtqueue_get_buf(vq, &used))) {
-			if (used >= sizeof(*event) &&
-			    le64_to_cpu(event->epoch) != vram->boot_epoch)
-				vram_device_lose_session(vram);
-			vram_event_post(queue, event);
-		}
-	} while (!virtqueue_is_broken(vq) && !virtqueue_enable_cb(vq));
-	virtqueue_kick(vq);
-	spin_unlock_irqrestore(&queue->lock, flags);
-}
 
 #ifdef HAVE_VIRTQUEUE_INFO
 static int vram_find_vqs(struct vram_device *vram, unsigned int count,
@@ -61,7 +26,7 @@ static int vram_find_vqs(struct vram_device *vram, unsigned int count,
 	for (i = 0; i < count; i++) {
 		info[i].name = vram->queues[i].name;
 		info[i].callback = i == VRAM_QUEUE_EVENT ?
-			vram_event_callback : vram_queue_callback;
+			vram_events_callback : vram_queue_callback;
 	}
 	err = virtio_find_vqs(vram->vdev, count, vqs, info, NULL);
 	kfree(info);
@@ -82,7 +47,7 @@ static int vram_find_vqs(struct vram_device *vram, unsigned int count,
 		for (i = 0; i < count; i++) {
 			names[i] = vram->queues[i].name;
 			callbacks[i] = i == VRAM_QUEUE_EVENT ?
-				vram_event_callback : vram_queue_callback;
+				vram_events_callback : vram_queue_callback;
 		}
 		err = virtio_find_vqs(vram->vdev, count, vqs, callbacks, names,
 				      NULL);
@@ -191,7 +156,7 @@ int vram_rings_start(struct vram_device *vram)
 	spin_lock_irqsave(&queue->lock, flags);
 	size = min(vram->event_count, virtqueue_get_vring_size(queue->vq));
 	for (i = 0; i < size; i++)
-		vram_event_post(queue, &vram->events[i]);
+		vram_events_post(queue, &vram->events[i]);
 	virtqueue_kick(queue->vq);
 	spin_unlock_irqrestore(&queue->lock, flags);
 	return 0;

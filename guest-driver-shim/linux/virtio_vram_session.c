@@ -11,6 +11,10 @@
 #include <linux/slab.h>
 
 #include "virtio_vram_priv.h"
+#include "vram_ioctl.h"
+
+/* The first minor version of the ABI that has ADVISE. */
+#define VRAM_ABI_MINOR_ADVISE	1
 
 #define VRAM_BODY_FITS(type) \
 	static_assert(sizeof(type) == sizeof_field(struct virtio_vram_request, body))
@@ -19,6 +23,7 @@ VRAM_BODY_FITS(struct virtio_vram_context_open);
 VRAM_BODY_FITS(struct virtio_vram_alloc);
 VRAM_BODY_FITS(struct virtio_vram_free);
 VRAM_BODY_FITS(struct virtio_vram_query);
+VRAM_BODY_FITS(struct virtio_vram_advise);
 static_assert(sizeof(struct virtio_vram_request) == VRAM_REQUEST_BYTES);
 static_assert(sizeof(struct virtio_vram_response) == VRAM_RESPONSE_BYTES);
 
@@ -326,6 +331,43 @@ int vram_memory_query(struct vram_device *vram,
 	}
 	*answer = msg;
 	return 0;
+}
+
+/**
+ * vram_memory_advise - say how a range will be used
+ * @vram: the device
+ * @context: who owns it
+ * @args: as the caller gave it, reserved fields checked
+ *
+ * Context: Process context.
+ * Return: 0 or an error; -EOPNOTSUPP if the device is too old to be asked.
+ */
+int vram_memory_advise(struct vram_device *vram,
+		       const struct vram_context *context,
+		       const struct vram_ioctl_advise *args)
+{
+	struct virtio_vram_advise *body;
+	struct vram_message *msg;
+	u16 minor;
+	int err;
+
+	spin_lock_irq(&vram->state_lock);
+	minor = le16_to_cpu(vram->hello.abi_minor);
+	spin_unlock_irq(&vram->state_lock);
+	if (minor < VRAM_ABI_MINOR_ADVISE)
+		return -EOPNOTSUPP;
+	msg = vram_message_alloc(VRAM_OP_ADVISE, 0);
+	if (!msg)
+		return -ENOMEM;
+	vram_message_name_context(msg, context, 0);
+	body = (void *)msg->request.body;
+	body->address = cpu_to_le64(args->address);
+	body->length = cpu_to_le64(args->length);
+	body->advice = cpu_to_le32(args->advice);
+	body->argument = cpu_to_le32(args->argument);
+	err = vram_control(vram, msg);
+	vram_message_put(msg);
+	return err;
 }
 
 /**

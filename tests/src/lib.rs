@@ -7,15 +7,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use tempfile::TempDir;
 use vram_gpu::Backend;
 use vram_gpu_contract::SimulatedDriver;
 use vram_gpu_sim::{Faults, SimBackend, SimConfig};
 use vram_residency::Residency;
 use vram_testkit::{Driver, VmSpec};
-use vram_tier::{DiskConfig, HostConfig};
-use vramd::args::GpuBackend;
-use vramd::config::{Config, SliceConfig, TierConfig};
+use vramd::args::{Args, GpuBackend};
+use vramd::config::{Config, SliceConfig};
 use vramd::daemon::Daemon;
 
 mod random_guest;
@@ -42,28 +42,15 @@ pub const SHARD_BYTES: u64 = 2 << 20;
 impl TestDaemon {
     /// Starts on simulated GPUs described in the simulator's own words, fresh memory dirty so that a missing scrub shows.
     pub fn start(sim: &str, slices: &[SliceSpec<'_>]) -> Result<Self> {
-        Self::start_with_tiers(sim, slices, 0, 0)
+        Self::start_with_tiers(sim, slices, &[])
     }
 
-    /// The same with tiers below the GPUs: host memory and a disk of so many shards each, if more than none.
-    pub fn start_with_tiers(
-        sim: &str,
-        slices: &[SliceSpec<'_>],
-        host_shards: u64,
-        disk_shards: u64,
-    ) -> Result<Self> {
+    /// As [`TestDaemon::start`], with tiers described as for `--tier`.
+    pub fn start_with_tiers(sim: &str, slices: &[SliceSpec<'_>], tiers: &[&str]) -> Result<Self> {
+        let options = tiers.iter().flat_map(|tier| ["--tier", tier]);
+        let args = ["vramd", "--shard", "2MiB", "--slice", "unused=2MiB"].into_iter().chain(options);
+        let tiers = Config::load(Args::try_parse_from(args)?)?.tiers;
         let dir = tempfile::tempdir().context("a temporary folder")?;
-        let host = HostConfig {
-            bytes: host_shards * SHARD_BYTES,
-            slot_bytes: SHARD_BYTES,
-            preallocate: false,
-            huge_pages: false,
-        };
-        let disk = DiskConfig::new(dir.path(), disk_shards * SHARD_BYTES);
-        let tiers = [
-            (host_shards > 0).then_some(TierConfig::Host(host)),
-            (disk_shards > 0).then_some(TierConfig::Chunked(vram_tier::TierConfig::Disk(disk))),
-        ];
         let config = Config {
             gpu: GpuBackend::Sim(sim.to_owned()),
             gpu_is_default: false,
@@ -86,7 +73,7 @@ impl TestDaemon {
                     group: None,
                 })
                 .collect(),
-            tiers: tiers.into_iter().flatten().collect(),
+            tiers,
         };
         let sim = Arc::new(SimBackend::new(SimConfig::parse(sim)?)?);
         let faults = sim.faults();

@@ -1,7 +1,7 @@
 //! Every request, through a real socket and real rings, on simulated GPUs.
 
 use anyhow::Result;
-use vram_protocol::{Hello, RESPONSE_BYTES, Request, Status};
+use vram_protocol::{Advice, Hello, RESPONSE_BYTES, Request, Status};
 use vram_testkit::{Answer, Driver, VmSpec};
 use vram_tests::{SHARD_BYTES, TestDaemon};
 
@@ -259,6 +259,7 @@ fn requests_before_hello_are_not_ready() -> Result<()> {
     assert_eq!(driver.alloc(1, 1, 0)?.status(), Status::NotReady);
     assert_eq!(driver.read(1, 0x1000, 1)?.status(), Status::NotReady);
     assert_eq!(driver.fence(1, 0, true)?.status(), Status::NotReady);
+    assert_eq!(driver.advise(1, 0x1000, 1, Advice::Cold)?.status(), Status::NotReady);
     let bad = Request::Hello(Hello { abi_major: 2, abi_minor: 0, driver_epoch: 1 });
     assert_eq!(driver.send(0, 0, &bad, &[], 64)?.status(), Status::BadVersion);
     let zero = Request::Hello(Hello { abi_major: 1, abi_minor: 0, driver_epoch: 0 });
@@ -294,6 +295,35 @@ fn info_and_query_say_how_much_room_they_need() -> Result<()> {
     }
     assert_eq!(covered, 20 * MIB);
     assert_eq!(driver.query(context, base + 20 * MIB, 0, 64)?.status(), Status::BadAddress);
+    Ok(())
+}
+
+#[test]
+fn advise_is_heard_within_one_live_allocation_and_refused_elsewhere() -> Result<()> {
+    let (_daemon, mut driver, context) = start()?;
+    let base = driver.must_alloc(context, 20 * MIB)?;
+    let all = [Advice::Prefetch, Advice::Cold, Advice::Pin, Advice::Unpin, Advice::PreferGpu { gpu: 3 }];
+    for advice in all {
+        let answer = ok(driver.advise(context, base + 5, 20 * MIB - 5, advice)?);
+        assert_eq!((answer.response.moved, answer.response.value), (0, 0), "{advice:?}");
+    }
+    for gpu in [4, u32::from(u16::MAX), 1 << 16, u32::MAX] {
+        let answer = driver.advise(context, base, 1, Advice::PreferGpu { gpu })?;
+        assert_eq!(answer.status(), Status::BadRequest, "GPU {gpu}");
+    }
+    let other = driver.open()?;
+    for (context, address, length, status) in [
+        (context, base, 20 * MIB + 1, Status::BadAddress),
+        (context, base - 1, 2, Status::BadAddress),
+        (context, u64::MAX, 1, Status::BadAddress),
+        (context, base, 0, Status::BadLength),
+        (other, base, 1, Status::BadAddress),
+        (77, base, 1, Status::NoContext),
+    ] {
+        assert_eq!(driver.advise(context, address, length, Advice::Cold)?.status(), status);
+    }
+    ok(driver.free(context, base)?);
+    assert_eq!(driver.advise(context, base, 1, Advice::Pin)?.status(), Status::BadAddress);
     Ok(())
 }
 

@@ -18,7 +18,9 @@ fn several_guests_at_random_each_see_their_own_bytes_only() -> Result<()> {
 #[test]
 fn several_guests_at_random_with_more_than_the_gpus_hold_each_see_their_own_bytes_only() -> Result<()> {
     let slices = [("a", 32 * MIB, 4 * MIB), ("b", 32 * MIB, 0), ("c", 32 * MIB, 0)];
-    let daemon = TestDaemon::start_with_tiers("3x6MiB,fresh=dirty", &slices, 8, 64)?;
+    let folder = tempfile::tempdir()?;
+    let disk = format!("disk:128MiB,dir={}", folder.path().display());
+    let daemon = TestDaemon::start_with_tiers("3x6MiB,fresh=dirty", &slices, &["host:16MiB", &disk])?;
     live_side_by_side(&daemon, &slices)?;
     let tiers = daemon.residency().tiers();
     for tier in &tiers {

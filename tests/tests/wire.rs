@@ -135,7 +135,7 @@ fn moves_data(gpus: Gpus, description: &str) -> Result<()> {
     // 1.1 configuration space.
     let config = wire.vm.config(0, 64)?;
     assert_eq!(u32_at(&config, 0), 0x4d41_5256);
-    assert_eq!((u16_at(&config, 4), u16_at(&config, 6)), (1, 0));
+    assert_eq!((u16_at(&config, 4), u16_at(&config, 6)), (1, 1));
     assert_eq!(u16_at(&config, 8), 1);
     assert_eq!(u16_at(&config, 10), 0);
     assert_eq!(u32_at(&config, 12), 1024);
@@ -156,7 +156,7 @@ fn moves_data(gpus: Gpus, description: &str) -> Result<()> {
     assert_eq!((answer.status, answer.tag, answer.moved, answer.value), (0, 11, 64, 0));
     assert_eq!(answer.epoch, boot_epoch);
     let reply = answer.behind;
-    assert_eq!((u16_at(&reply, 0), u16_at(&reply, 2)), (1, 0), "the smaller minor version");
+    assert_eq!((u16_at(&reply, 0), u16_at(&reply, 2)), (1, 1), "the smaller minor version");
     assert_eq!((u32_at(&reply, 4), u32_at(&reply, 8), u32_at(&reply, 12)), (1024, 1_048_576, 1024));
     let (band_base, band_length) = (u64_at(&reply, 16), u64_at(&reply, 24));
     assert_eq!(u64_at(&reply, 32), 12 << 20);
@@ -201,6 +201,17 @@ fn moves_data(gpus: Gpus, description: &str) -> Result<()> {
     }
     assert_eq!(covered, length);
     assert_ne!(gpus.first(), gpus.last());
+
+    // 3.12 ADVISE: a range of the allocation is best on GPU 1; there is no GPU 9, and no advice 9.
+    let advise = |advice: u32, argument: u32| {
+        let (advice, argument) = (advice.to_le_bytes(), argument.to_le_bytes());
+        let range: [(usize, &[u8]); 2] = [(0, &(address + 7).to_le_bytes()), (8, &4096u64.to_le_bytes())];
+        request(0x0013, context, 23, 0, &[range[0], range[1], (16, &advice), (20, &argument)])
+    };
+    let answer = wire.call(0, &advise(5, 1), &[], 0)?;
+    assert_eq!((answer.status, answer.tag, answer.moved, answer.value), (0, 23, 0, 0));
+    assert_eq!(wire.call(0, &advise(5, 9), &[], 0)?.status, 2);
+    assert_eq!(wire.call(0, &advise(9, 0), &[], 0)?.status, 2);
 
     // 3.10 FILL, 3.8 WRITE over the border of the GPUs, 3.9 COPY, 3.8 READ, 3.11 FENCE.
     let border = address + (8 << 20);

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::warn;
-use vram_protocol::{ConfigSpace, MAX_SEGMENTS, QUEUE_EVENT, QUEUE_FIRST_REQUEST};
+use vram_protocol::{ConfigSpace, MAX_SEGMENTS, QUEUE_FIRST_REQUEST};
 use vram_session::Session;
 use vram_virtqueue::{Ring, RingAddresses, RingError};
 
@@ -72,14 +72,8 @@ pub struct Device {
     config: ConfigSpace,
     request_queues: u16,
     memory: Arc<MemoryCell>,
-    queues: Mutex<HashMap<u16, Running>>,
+    queues: Mutex<HashMap<u16, QueueHandle>>,
     failed: Arc<dyn Fn(&DeviceFailure) + Send + Sync>,
-}
-
-enum Running {
-    /// The event queue, which nobody serves until there is an event: it keeps its place only.
-    Parked(Ring),
-    Served(QueueHandle),
 }
 
 impl Device {
@@ -126,27 +120,23 @@ impl Device {
         let max_descriptors = MAX_SEGMENTS.saturating_add(2);
         let ring = Ring::new(&self.memory.get(), addresses, next_avail, event_idx, max_descriptors)
             .map_err(StartQueueError::Ring)?;
-        let running = if index == QUEUE_EVENT {
-            Running::Parked(ring)
-        } else {
-            let failed = Arc::clone(&self.failed);
-            let name = self.name.clone();
-            let tell = Box::new(move |failure: DeviceFailure| {
-                warn!(slice = %name, queue = index, failure = %Chain(&failure), "the session ends");
-                failed(&failure);
-            });
-            let setup = QueueSetup {
-                index,
-                ring,
-                kick: events.kick,
-                call: events.call,
-                memory: Arc::clone(&self.memory),
-                session: Arc::clone(&self.session),
-            };
-            // Linux shows 15 bytes of a thread's name: the queue comes first.
-            let thread_name = format!("q{index}-{}", self.name);
-            Running::Served(QueueHandle::start(setup, &thread_name, tell)?)
+        let failed = Arc::clone(&self.failed);
+        let name = self.name.clone();
+        let tell = Box::new(move |failure: DeviceFailure| {
+            warn!(slice = %name, queue = index, failure = %Chain(&failure), "the session ends");
+            failed(&failure);
+        });
+        let setup = QueueSetup {
+            index,
+            ring,
+            kick: events.kick,
+            call: events.call,
+            memory: Arc::clone(&self.memory),
+            session: Arc::clone(&self.session),
         };
+        // Linux shows 15 bytes of a thread's name: the queue comes first.
+        let thread_name = format!("q{index}-{}", self.name);
+        let running = QueueHandle::start(setup, &thread_name, tell)?;
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(index, running);
         Ok(())
     }
@@ -157,8 +147,7 @@ impl Device {
         let running = self.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
         match running {
             None => Ok(None),
-            Some(Running::Parked(ring)) => Ok(Some(ring.next_avail())),
-            Some(Running::Served(handle)) => match handle.stop() {
+            Some(handle) => match handle.stop() {
                 Some(ring) => Ok(Some(ring.next_avail())),
                 None => Err(StopError::DidNotEnd { index }),
             },
@@ -170,10 +159,8 @@ impl Device {
         let indices: Vec<u16> = {
             let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
             // All at once, so that waiting for stuck ones does not add up.
-            for running in queues.values() {
-                if let Running::Served(handle) = running {
-                    handle.begin_stop();
-                }
+            for handle in queues.values() {
+                handle.begin_stop();
             }
             queues.keys().copied().collect()
         };

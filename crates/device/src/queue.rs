@@ -12,6 +12,7 @@ use vram_protocol::{QueueKind, Response, Status};
 use vram_session::{Answer, Session};
 use vram_virtqueue::{Finished, Post, Ring, RingError, Token};
 
+use crate::event_queue::EventWorker;
 use crate::memory::MemoryCell;
 use crate::request::{AnswerPlace, Taken, take};
 use crate::waker::{Sleeper, Waker, signal, unblock};
@@ -108,20 +109,11 @@ impl QueueHandle {
         let sleeper = Sleeper::new(&setup.kick, &waker).map_err(StartQueueError::Eventfd)?;
         let call = Arc::clone(&setup.call);
         let stopping = Arc::new(AtomicBool::new(false));
-        let (sender, finished) = bounded(usize::from(setup.ring.size()));
-        let mailbox: Arc<dyn Post<Result>> = Arc::new(Mailbox { sender, waker: Arc::clone(&waker) });
+        let napper = Napper { waker: Arc::clone(&waker), sleeper, stopping: Arc::clone(&stopping) };
         let (ring_back, ended) = bounded(1);
-        let in_flight = (0..setup.ring.size()).map(|_| None).collect();
-        let mut worker = Worker {
-            kind: QueueKind::of(setup.index),
-            setup,
-            waker: Arc::clone(&waker),
-            sleeper,
-            stopping: Arc::clone(&stopping),
-            mailbox,
-            finished,
-            in_flight,
-            under_way: 0,
+        let mut worker: Box<dyn Serve> = match QueueKind::of(setup.index) {
+            QueueKind::Event => Box::new(EventWorker::new(setup, napper)),
+            kind => Box::new(Worker::new(kind, setup, napper)),
         };
         vram_sandbox::spawn_named(name, move || {
             // A panic in here must reach the transport as a failure, hence the guard rather than the result alone.
@@ -130,7 +122,7 @@ impl QueueHandle {
             let failed = guard.disarm();
             match result {
                 Ok(()) => {
-                    let _ = ring_back.send(worker.setup.ring);
+                    let _ = ring_back.send(worker.into_ring());
                 }
                 Err(failure) => {
                     drop(ring_back);
@@ -181,12 +173,44 @@ impl Drop for FailOnUnwind {
     }
 }
 
-struct Worker {
-    kind: QueueKind,
-    setup: QueueSetup,
+/// What a queue's thread does.
+pub(crate) trait Serve: Send {
+    /// Serves the queue until it is told to stop.
+    fn run(&mut self) -> std::result::Result<(), DeviceFailure>;
+
+    /// Gives the ring back.
+    fn into_ring(self: Box<Self>) -> Ring;
+}
+
+/// How a queue's thread sleeps, and learns that it is to stop.
+pub(crate) struct Napper {
     waker: Arc<Waker>,
     sleeper: Sleeper,
     stopping: Arc<AtomicBool>,
+}
+
+impl Napper {
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until there is a kick or a wake, or the time is up.
+    pub(crate) fn nap(&self, timeout: Option<Duration>) {
+        self.sleeper.sleep(timeout);
+        self.waker.lower();
+    }
+
+    /// What wakes the thread.
+    pub(crate) fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.waker)
+    }
+}
+
+/// Serves a control or request queue.
+struct Worker {
+    kind: QueueKind,
+    setup: QueueSetup,
+    napper: Napper,
     mailbox: Arc<dyn Post<Result>>,
     finished: Receiver<Finished<Result>>,
     /// Where the answer of each chain under way goes, by head.
@@ -194,21 +218,28 @@ struct Worker {
     under_way: usize,
 }
 
-impl Worker {
+impl Serve for Worker {
     fn run(&mut self) -> std::result::Result<(), DeviceFailure> {
         loop {
             self.round()?;
-            if self.stopping.load(Ordering::Acquire) {
+            if self.napper.is_stopping() {
                 return self.drain();
             }
-            self.wait(None);
+            self.napper.nap(None);
         }
     }
 
-    /// Sleeps until there is a kick or a finished request, or the time is up.
-    fn wait(&self, timeout: Option<Duration>) {
-        self.sleeper.sleep(timeout);
-        self.waker.lower();
+    fn into_ring(self: Box<Self>) -> Ring {
+        self.setup.ring
+    }
+}
+
+impl Worker {
+    fn new(kind: QueueKind, setup: QueueSetup, napper: Napper) -> Self {
+        let (sender, finished) = bounded(usize::from(setup.ring.size()));
+        let mailbox: Arc<dyn Post<Result>> = Arc::new(Mailbox { sender, waker: napper.waker() });
+        let in_flight = (0..setup.ring.size()).map(|_| None).collect();
+        Self { kind, setup, napper, mailbox, finished, in_flight, under_way: 0 }
     }
 
     /// Takes all there is to take, answers all there is to answer, and says so to the guest.
@@ -221,7 +252,7 @@ impl Worker {
             let mut answered = self.answer_finished(&map)?;
             self.setup.ring.disable_kicks(&map)?;
             for _ in 0..self.setup.ring.size() {
-                if self.stopping.load(Ordering::Relaxed) {
+                if self.napper.is_stopping() {
                     break;
                 }
                 let Some(chain) = self.setup.ring.pop(&map)? else { break };
@@ -233,7 +264,7 @@ impl Worker {
             if map.poisoned() {
                 return Err(DeviceFailure::GuestMemoryLost);
             }
-            if !more || self.stopping.load(Ordering::Relaxed) {
+            if !more || self.napper.is_stopping() {
                 return Ok(());
             }
         }
@@ -246,7 +277,7 @@ impl Worker {
             if deadline.is_none_or(|at| Instant::now() >= at) {
                 return Err(DeviceFailure::StuckRequests { count: self.under_way });
             }
-            self.wait(Some(DRAIN_LOOK));
+            self.napper.nap(Some(DRAIN_LOOK));
             let map = self.setup.memory.get();
             let answered = self.answer_finished(&map)?;
             self.notify(&map, answered)?;

@@ -26,7 +26,8 @@ pub use config::ConfigSpace;
 pub use constants::*;
 pub use reply::{EventMessage, Extent, GpuEntry, HelloReply, InfoReply, QueryReply, Response};
 pub use request::{
-    Alloc, ContextOpen, Copy, Fill, Header, Hello, Opcode, Query, QueueKind, Range, Request, RequestError,
+    Advice, Advise, Alloc, ContextOpen, Copy, Fill, Header, Hello, Opcode, Query, QueueKind, Range, Request,
+    RequestError,
 };
 pub use status::Status;
 pub use wire::{Field, Layout, layouts};

@@ -1,7 +1,7 @@
 //! What the device writes.
 
 use crate::wire::wire_struct;
-use crate::{RESPONSE_BYTES, Status};
+use crate::{EVENT_BYTES, RESPONSE_BYTES, Status};
 
 wire_struct! {
     pub(crate) struct ResponseWire("virtio_vram_response", RESPONSE_BYTES) {
@@ -152,7 +152,7 @@ wire_struct! {
         0 => address: u64,
         /// Bytes.
         8 => length: u64,
-        /// Number of the GPU.
+        /// Number of the GPU; [`crate::GPU_NONE`] where the bytes are on none, and were lost with none.
         16 => gpu: u32,
         /// `TIER_*`.
         20 => tier: u32,
@@ -163,8 +163,8 @@ wire_struct! {
 
 wire_struct! {
     /// What the device writes into a buffer of the event queue.
-    pub struct EventMessage("virtio_vram_event", 32) {
-        /// Kind; drivers ignore kinds they do not know. ABI 1.0 defines none.
+    pub struct EventMessage("virtio_vram_event", EVENT_BYTES) {
+        /// `EVENT_*`; drivers ignore kinds they do not know. ABI 1.0 defines none.
         0 => kind: u32,
         /// Zero.
         4 => reserved0: u32,

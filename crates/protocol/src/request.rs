@@ -1,7 +1,10 @@
 //! What the guest asks for: 64 bytes at the head of every chain become a typed request.
 
 use crate::wire::wire_struct;
-use crate::{FENCE_ALL_STREAMS, MAX_STREAMS, REQUEST_BYTES, Status};
+use crate::{
+    ADVICE_COLD, ADVICE_PIN, ADVICE_PREFER_GPU, ADVICE_PREFETCH, ADVICE_UNPIN, FENCE_ALL_STREAMS,
+    MAX_STREAMS, REQUEST_BYTES, Status,
+};
 
 macro_rules! opcodes {
     ($( $(#[$meta:meta])* $name:ident = $code:literal, $c_name:literal, $queue:ident; )*) => {
@@ -76,6 +79,8 @@ opcodes! {
     Free = 0x0011, "VRAM_OP_FREE", Control;
     /// Where an allocation's bytes lie.
     Query = 0x0012, "VRAM_OP_QUERY", Control;
+    /// What the guest knows about its use of a range.
+    Advise = 0x0013, "VRAM_OP_ADVISE", Control;
     /// Guest RAM to GPU memory.
     Write = 0x0020, "VRAM_OP_WRITE", Request;
     /// GPU memory to guest RAM.
@@ -132,6 +137,15 @@ wire_struct! {
         0 => address: u64,
         8 => first_extent: u32,
         12 => reserved0: [u8; 28],
+    }
+}
+wire_struct! {
+    pub(crate) struct AdviseWire("virtio_vram_advise", 40) {
+        0 => address: u64,
+        8 => length: u64,
+        16 => advice: u32,
+        20 => argument: u32,
+        24 => reserved0: [u8; 16],
     }
 }
 wire_struct! {
@@ -215,6 +229,58 @@ pub struct Range {
     pub length: u64,
 }
 
+/// ADVISE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Advise {
+    /// What it is about.
+    pub range: Range,
+    /// What is said about it.
+    pub advice: Advice,
+}
+
+/// What a guest may say about a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Needed soon.
+    Prefetch,
+    /// Not needed soon.
+    Cold,
+    /// To stay on GPUs.
+    Pin,
+    /// May leave the GPUs again.
+    Unpin,
+    /// Best on this GPU.
+    PreferGpu {
+        /// Its number, which need not be one.
+        gpu: u32,
+    },
+}
+
+impl Advice {
+    /// The advice of a code and its argument; `None` for an unknown code, or an argument where none belongs.
+    fn from_wire(code: u32, argument: u32) -> Option<Self> {
+        match (code, argument) {
+            (ADVICE_PREFETCH, 0) => Some(Self::Prefetch),
+            (ADVICE_COLD, 0) => Some(Self::Cold),
+            (ADVICE_PIN, 0) => Some(Self::Pin),
+            (ADVICE_UNPIN, 0) => Some(Self::Unpin),
+            (ADVICE_PREFER_GPU, gpu) => Some(Self::PreferGpu { gpu }),
+            _ => None,
+        }
+    }
+
+    /// Code and argument.
+    fn to_wire(self) -> (u32, u32) {
+        match self {
+            Self::Prefetch => (ADVICE_PREFETCH, 0),
+            Self::Cold => (ADVICE_COLD, 0),
+            Self::Pin => (ADVICE_PIN, 0),
+            Self::Unpin => (ADVICE_UNPIN, 0),
+            Self::PreferGpu { gpu } => (ADVICE_PREFER_GPU, gpu),
+        }
+    }
+}
+
 /// COPY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
@@ -254,6 +320,8 @@ pub enum Request {
     Free(u64),
     /// See [`Query`].
     Query(Query),
+    /// See [`Advise`].
+    Advise(Advise),
     /// Guest RAM to the range.
     Write(Range),
     /// The range to guest RAM.
@@ -344,6 +412,14 @@ impl Request {
                 zero(&body.reserved0)?;
                 Self::Query(Query { address: body.address, first_extent: body.first_extent })
             }
+            Opcode::Advise => {
+                let body = AdviseWire::from_bytes(bytes);
+                zero(&body.reserved0)?;
+                Self::Advise(Advise {
+                    range: Range { address: body.address, length: body.length },
+                    advice: Advice::from_wire(body.advice, body.argument).ok_or(Status::BadRequest)?,
+                })
+            }
             Opcode::Write | Opcode::Read => {
                 let body = RangeWire::from_bytes(bytes);
                 zero(&body.reserved0)?;
@@ -376,6 +452,7 @@ impl Request {
         match self {
             Self::Hello(hello) if hello.driver_epoch == 0 => Err(Status::BadRequest),
             Self::Alloc(alloc) => check_alloc(alloc),
+            Self::Advise(advise) => check_range(advise.range.address, advise.range.length),
             Self::Write(range) | Self::Read(range) => {
                 check_range(range.address, range.length)?;
                 if range.length > crate::MAX_TRANSFER_BYTES { Err(Status::BadLength) } else { Ok(()) }
@@ -404,6 +481,7 @@ impl Request {
             Self::Alloc(_) => Opcode::Alloc,
             Self::Free(_) => Opcode::Free,
             Self::Query(_) => Opcode::Query,
+            Self::Advise(_) => Opcode::Advise,
             Self::Write(_) => Opcode::Write,
             Self::Read(_) => Opcode::Read,
             Self::Copy(_) => Opcode::Copy,
@@ -432,6 +510,11 @@ impl Request {
             Self::Query(query) => {
                 QueryWire { address: query.address, first_extent: query.first_extent, reserved0: [0; 28] }
                     .to_bytes()
+            }
+            Self::Advise(advise) => {
+                let (advice, argument) = advise.advice.to_wire();
+                let Range { address, length } = advise.range;
+                AdviseWire { address, length, advice, argument, reserved0: [0; 16] }.to_bytes()
             }
             Self::Write(range) | Self::Read(range) => {
                 RangeWire { address: range.address, length: range.length, reserved0: [0; 24] }.to_bytes()

@@ -72,6 +72,8 @@ statuses! {
     Cancelled = 19, "VRAM_STATUS_CANCELLED";
     /// A bug in the device; the request may or may not have been carried out.
     Internal = 20, "VRAM_STATUS_INTERNAL";
+    /// Bytes were not on a GPU and are damaged where they were stored; `moved` says how far it surely got.
+    DataLost = 21, "VRAM_STATUS_DATA_LOST";
 }
 
 impl std::fmt::Display for Status {

@@ -32,6 +32,7 @@ pub fn layouts() -> &'static [Layout] {
         crate::request::AllocWire::LAYOUT,
         crate::request::FreeWire::LAYOUT,
         crate::request::QueryWire::LAYOUT,
+        crate::request::AdviseWire::LAYOUT,
         crate::request::RangeWire::LAYOUT,
         crate::request::CopyWire::LAYOUT,
         crate::request::FillWire::LAYOUT,

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use vram_protocol::{
-    Alloc, ConfigSpace, ContextOpen, Copy, DEVICE_SIMULATED, EventMessage, Extent, Fill, GPU_HOME, GpuEntry,
-    Header, Hello, HelloReply, InfoReply, Query, QueryReply, QueueKind, Range, Request, Response, Status,
-    TIER_GPU, TIER_LOST,
+    Advice, Advise, Alloc, ConfigSpace, ContextOpen, Copy, DEVICE_SIMULATED, EventMessage, Extent, Fill,
+    GPU_HOME, GPU_NONE, GpuEntry, Header, Hello, HelloReply, InfoReply, Query, QueryReply, QueueKind, Range,
+    Request, Response, Status, TIER_DAMAGED, TIER_DISK, TIER_GPU, TIER_LOST,
 };
 
 const TAG: u64 = 0x1122_3344_5566_7788;
@@ -46,6 +46,22 @@ fn requests() -> Vec<(&'static str, Header, Request)> {
         ("alloc", header(7, 0), Request::Alloc(Alloc { length: MIB + 1, alignment: 2 * MIB })),
         ("free", header(7, 0), Request::Free(ADDRESS)),
         ("query", header(7, 0), Request::Query(Query { address: ADDRESS + 5, first_extent: 2 })),
+        (
+            "advise",
+            header(7, 0),
+            Request::Advise(Advise {
+                range: Range { address: ADDRESS, length: 130 * MIB },
+                advice: Advice::Pin,
+            }),
+        ),
+        (
+            "advise-prefer-gpu",
+            header(7, 0),
+            Request::Advise(Advise {
+                range: Range { address: ADDRESS + 1, length: 1 },
+                advice: Advice::PreferGpu { gpu: 3 },
+            }),
+        ),
         ("write", header(7, 3), Request::Write(Range { address: ADDRESS, length: 4096 })),
         ("read", header(7, 1023), Request::Read(Range { address: ADDRESS, length: 4 * MIB })),
         (
@@ -91,6 +107,7 @@ fn responses() -> Vec<(&'static str, Response)> {
         ("response-alloc", response(Status::Ok, 0, ADDRESS)),
         ("response-buffer-too-small", response(Status::BufferTooSmall, 0, 160)),
         ("response-transfer-failed", response(Status::TransferFailed, 2048, 0)),
+        ("response-data-lost", response(Status::DataLost, 4096, 0)),
     ]
 }
 
@@ -128,7 +145,7 @@ fn structures() -> Vec<&'static str> {
             ConfigSpace {
                 magic: 0x4d41_5256,
                 abi_major: 1,
-                abi_minor: 0,
+                abi_minor: 1,
                 request_queues: 4,
                 reserved0: 0,
                 max_segments: 1024,
@@ -141,7 +158,7 @@ fn structures() -> Vec<&'static str> {
             "hello-reply",
             HelloReply {
                 abi_major: 1,
-                abi_minor: 0,
+                abi_minor: 1,
                 max_contexts: 1024,
                 max_allocations: 1_048_576,
                 max_streams: 1024,
@@ -193,6 +210,14 @@ fn structures() -> Vec<&'static str> {
         both_ways!(
             "extent-lost",
             Extent { address: ADDRESS, length: 64 * MIB, gpu: 0, tier: TIER_LOST, reserved0: 0 }
+        ),
+        both_ways!(
+            "extent-stored",
+            Extent { address: ADDRESS, length: 64 * MIB, gpu: GPU_NONE, tier: TIER_DISK, reserved0: 0 }
+        ),
+        both_ways!(
+            "extent-damaged",
+            Extent { address: ADDRESS, length: 64 * MIB, gpu: GPU_NONE, tier: TIER_DAMAGED, reserved0: 0 }
         ),
         both_ways!(
             "event",

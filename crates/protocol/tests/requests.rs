@@ -1,8 +1,8 @@
 //! What each request may and may not say, as far as its 64 bytes tell: `docs/protocol.md` sections 2.3 and 3.
 
 use vram_protocol::{
-    Alloc, ContextOpen, Copy, Fill, Header, Hello, Layout, MAX_ALIGNMENT, MAX_STREAMS, MAX_TRANSFER_BYTES,
-    Opcode, Query, QueueKind, REQUEST_BYTES, Range, Request, Status, layouts,
+    Advice, Advise, Alloc, ContextOpen, Copy, Fill, Header, Hello, Layout, MAX_ALIGNMENT, MAX_STREAMS,
+    MAX_TRANSFER_BYTES, Opcode, Query, QueueKind, REQUEST_BYTES, Range, Request, Status, layouts,
 };
 
 const TAG: u64 = 0xfeed_face_cafe_beef;
@@ -20,6 +20,7 @@ fn valid() -> Vec<Request> {
         Request::Alloc(Alloc { length: 1, alignment: 0 }),
         Request::Free(ADDRESS),
         Request::Query(Query { address: ADDRESS, first_extent: u32::MAX }),
+        Request::Advise(Advise { range, advice: Advice::PreferGpu { gpu: u32::MAX } }),
         Request::Write(range),
         Request::Read(range),
         Request::Copy(Copy { destination: ADDRESS, source: 2 * ADDRESS, length: 4096 }),
@@ -59,6 +60,7 @@ fn body_layout(opcode: Opcode) -> Option<&'static Layout> {
         Opcode::Alloc => "virtio_vram_alloc",
         Opcode::Free => "virtio_vram_free",
         Opcode::Query => "virtio_vram_query",
+        Opcode::Advise => "virtio_vram_advise",
         Opcode::Write | Opcode::Read => "virtio_vram_range",
         Opcode::Copy => "virtio_vram_copy",
         Opcode::Fill => "virtio_vram_fill",
@@ -200,6 +202,40 @@ fn free_and_query_take_any_address() {
     for address in [0, 1, u64::MAX] {
         assert_eq!(status(Request::Free(address)), Status::Ok);
         assert_eq!(status(Request::Query(Query { address, first_extent: 0 })), Status::Ok);
+    }
+}
+
+#[test]
+fn advise_ranges_are_checked_whatever_their_length() {
+    let advise = |address, length| {
+        status(Request::Advise(Advise { range: Range { address, length }, advice: Advice::Cold }))
+    };
+    assert_eq!(advise(ADDRESS, 0), Status::BadLength);
+    assert_eq!(advise(ADDRESS, 1), Status::Ok);
+    assert_eq!(advise(0, u64::MAX), Status::Ok, "no upper limit but the allocation");
+    assert_eq!(advise(1, u64::MAX), Status::BadAddress);
+}
+
+#[test]
+fn advise_of_unknown_advice_or_with_an_argument_too_many_is_bad_request() {
+    let range = Range { address: ADDRESS, length: 1 };
+    let advise = |advice: u32, argument: u32| {
+        let mut bytes = bytes(&Request::Advise(Advise { range, advice: Advice::Cold }));
+        bytes[BODY + 16..BODY + 20].copy_from_slice(&advice.to_le_bytes());
+        bytes[BODY + 20..BODY + 24].copy_from_slice(&argument.to_le_bytes());
+        outcome(&bytes, QueueKind::Control)
+    };
+    for advice in 1..=4 {
+        assert_eq!(advise(advice, 0), Status::Ok, "{advice}");
+        for argument in [1, u32::MAX] {
+            assert_eq!(advise(advice, argument), Status::BadRequest, "{advice}, {argument}");
+        }
+    }
+    for gpu in [0, 1, u32::MAX] {
+        assert_eq!(advise(5, gpu), Status::Ok, "which GPUs there are is the session's");
+    }
+    for advice in [0, 6, 0x100, u32::MAX] {
+        assert_eq!(advise(advice, 0), Status::BadRequest, "{advice}");
     }
 }
 

@@ -38,6 +38,7 @@ mod relocate;
 mod residency;
 mod tend;
 mod tiers;
+mod watch;
 
 pub use access::Access;
 pub use advise::{Advice, AdviseError};
@@ -46,3 +47,5 @@ pub use lease::MemoryLease;
 pub use places::BytePlace;
 pub use residency::{MemoryConfig, Residency};
 pub use tiers::{Tier, TierReport};
+pub use vram_tier::TierKind;
+pub use watch::{MemoryEvent, MemoryWatch};

@@ -230,17 +230,23 @@ impl Residency {
     /// Damaged bytes were met while a region was read in its tier.
     pub(crate) fn note_damage(&self, slice: SliceId, region: RegionIndex, error: &TierError) {
         error!(%slice, %region, error = %Chain(error), "stored bytes of a slice are damaged, and lost");
+        // Many may read it at once; its guest hears it once.
+        let is_news = self.is_sound(slice, region);
         let plan = self.pool().mark_damaged(slice, region);
         if let Some(plan) = plan {
             self.carry_out(plan);
         }
         self.moved(slice, region);
+        if is_news {
+            self.tell_damage(slice, region);
+        }
     }
 
     fn report_fetch(&self, slice: SliceId, region: RegionIndex, error: &MoveError) {
         match error {
             MoveError::Tier(error) if error.remedy() == Remedy::BytesLost => {
                 error!(%slice, %region, error = %Chain(error), "stored bytes of a slice are damaged, and lost");
+                self.tell_damage(slice, region);
             }
             MoveError::Tier(error) => {
                 warn!(%slice, %region, error = %Chain(error), "stored bytes cannot be read now");

@@ -1,7 +1,7 @@
 //! The state shared by everybody who holds GPU memory.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use crossbeam_channel::{Sender, unbounded};
 use tracing::error;
@@ -17,7 +17,7 @@ use crate::release::{Upkeep, release_all};
 use crate::relocate::relocate_all;
 use crate::tend::tend_all;
 use crate::tiers::{Tier, TierReport, Tiers};
-use crate::{SliceError, StartError};
+use crate::{MemoryEvent, MemoryWatch, SliceError, StartError};
 
 /// How the memory of the GPUs is taken into the pool.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,8 @@ pub struct Residency {
     pub(crate) tiers: Tiers,
     /// Regions that are asked for to be promoted if that is worth it.
     pub(crate) worthwhile: Mutex<HashSet<(SliceId, RegionIndex)>>,
+    /// Who is told what happens to the memory of which slice.
+    pub(crate) watches: Mutex<Vec<(SliceId, Weak<dyn MemoryWatch>)>>,
     /// Rung when something is to leave a GPU.
     pub(crate) relocating: Arc<Bell>,
     /// Rung when tiers should be tended to at once.
@@ -110,6 +112,7 @@ impl Residency {
             in_place: Condvar::new(),
             tiers,
             worthwhile: Mutex::default(),
+            watches: Mutex::default(),
             relocating: Arc::default(),
             tending: Arc::default(),
             slices: Mutex::default(),
@@ -177,6 +180,7 @@ impl Residency {
         self.pool().resize_slice(slice, limit_bytes, guarantee_bytes)?;
         self.released.notify_all();
         self.tending.ring();
+        self.tell(Some(slice), MemoryEvent::LimitChanged);
         Ok(())
     }
 
@@ -239,6 +243,7 @@ impl Residency {
             error!(%gpu, %error, "a GPU is lost, and all bytes on it");
             self.released.notify_all();
             self.quiet.notify_all();
+            self.tell(None, MemoryEvent::GpuLost(*gpu));
         }
         true
     }

@@ -1,19 +1,21 @@
 //! Control requests: HELLO, INFO, contexts, allocations.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vram_gpu::{DeviceAddress, DeviceRange};
+use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
 use vram_pool::AllocRequest;
 use vram_protocol::{
-    ABI_MAJOR, ABI_MINOR, Alloc, DEVICE_RESUMED, DEVICE_SIMULATED, Extent, GPU_HOME, GpuEntry, Header, Hello,
-    HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS, MAX_TRANSFER_BYTES, MIN_ALIGNMENT,
-    Query, QueryReply, Request, Response, Status, TIER_GPU, TIER_LOST,
+    ABI_MAJOR, ABI_MINOR, Advise, Alloc, DEVICE_RESUMED, DEVICE_SIMULATED, Extent, GPU_HOME, GPU_NONE,
+    GpuEntry, Header, Hello, HelloReply, InfoReply, MAX_ALLOCATIONS, MAX_CONTEXTS, MAX_STREAMS,
+    MAX_TRANSFER_BYTES, MIN_ALIGNMENT, Query, QueryReply, Request, Response, Status, TIER_COMPRESSED,
+    TIER_DAMAGED, TIER_DISK, TIER_GPU, TIER_HOST, TIER_LOST, TIER_REMOTE,
 };
-use vram_residency::BytePlace;
+use vram_residency::{Advice, BytePlace, TierKind};
 use vram_transfer::Flow;
 
 use crate::context::{Allocation, Context};
-use crate::error::allocate_status;
+use crate::error::{advise_status, allocate_status};
 use crate::session::close_deadline;
 use crate::{Reply, Session};
 
@@ -49,6 +51,7 @@ impl Session {
             Request::Alloc(alloc) => self.alloc(&header, &alloc),
             Request::Free(address) => self.free(&header, address),
             Request::Query(query) => self.query(&header, &query, reply_room_bytes),
+            Request::Advise(advise) => self.advise(&header, &advise),
             Request::Write(_)
             | Request::Read(_)
             | Request::Copy(_)
@@ -94,6 +97,7 @@ impl Session {
         let resumes = self.state().driver_epoch == Some(hello.driver_epoch);
         if !resumes {
             self.close_all();
+            self.events.open();
             self.state().driver_epoch = Some(hello.driver_epoch);
         }
         let reply = HelloReply {
@@ -245,21 +249,43 @@ impl Session {
         };
         let mut payload = reply.to_bytes().to_vec();
         for (range, place) in shown {
-            let (gpu, tier) = match place {
-                BytePlace::Gpu(gpu) => (gpu, TIER_GPU),
-                BytePlace::Lost(gpu) => (gpu, TIER_LOST),
-                BytePlace::Tier(_) | BytePlace::Damaged => return Err(Status::Internal.into()),
-            };
-            let entry = Extent {
-                address: range.start.0,
-                length: range.len_bytes,
-                gpu: u32::from(gpu.0),
-                tier,
-                reserved0: 0,
-            };
+            let (gpu, tier) = place_codes(place);
+            let entry = Extent { address: range.start.0, length: range.len_bytes, gpu, tier, reserved0: 0 };
             payload.extend_from_slice(&entry.to_bytes());
         }
         Ok(Good { value: 0, payload })
+    }
+
+    fn advise(&self, header: &Header, advise: &Advise) -> Result<Good, Bad> {
+        let range =
+            DeviceRange { start: DeviceAddress(advise.range.address), len_bytes: advise.range.length };
+        // Held until residency has been told, so that the range is not somebody else's by then.
+        let _allocation = Arc::clone(self.state().context(header)?.covering(range)?);
+        let advice = match advise.advice {
+            vram_protocol::Advice::Prefetch => Advice::Prefetch,
+            vram_protocol::Advice::Cold => Advice::Cold,
+            vram_protocol::Advice::Pin => Advice::Pin,
+            vram_protocol::Advice::Unpin => Advice::Unpin,
+            vram_protocol::Advice::PreferGpu { gpu } => {
+                Advice::PreferGpu(u16::try_from(gpu).map(GpuId).ok().ok_or(Status::BadRequest)?)
+            }
+        };
+        let told = self.config.residency.advise(self.config.slice, range, advice);
+        told.map_err(|error| Bad::from(advise_status(&error)))?;
+        Ok(Good::default())
+    }
+}
+
+/// GPU and tier of an extent.
+fn place_codes(place: BytePlace) -> (u32, u32) {
+    match place {
+        BytePlace::Gpu(gpu) => (u32::from(gpu.0), TIER_GPU),
+        BytePlace::Lost(gpu) => (u32::from(gpu.0), TIER_LOST),
+        BytePlace::Damaged => (GPU_NONE, TIER_DAMAGED),
+        BytePlace::Tier(TierKind::Host) => (GPU_NONE, TIER_HOST),
+        BytePlace::Tier(TierKind::Compressed) => (GPU_NONE, TIER_COMPRESSED),
+        BytePlace::Tier(TierKind::Disk) => (GPU_NONE, TIER_DISK),
+        BytePlace::Tier(TierKind::Remote) => (GPU_NONE, TIER_REMOTE),
     }
 }
 

@@ -91,7 +91,8 @@ impl Session {
             | Request::ContextClose
             | Request::Alloc(_)
             | Request::Free(_)
-            | Request::Query(_) => return Err(Status::WrongQueue),
+            | Request::Query(_)
+            | Request::Advise(_) => return Err(Status::WrongQueue),
         };
         let stream = context.stream(header.stream);
         drop(state);

@@ -3,7 +3,7 @@
 use vram_gpu::GpuError;
 use vram_pool::AllocError;
 use vram_protocol::Status;
-use vram_residency::AllocateError;
+use vram_residency::{AdviseError, AllocateError};
 use vram_transfer::TransferError;
 
 /// The status of a failed allocation.
@@ -24,14 +24,21 @@ pub(crate) fn allocate_status(error: &AllocateError) -> Status {
     }
 }
 
+/// The status of an advice that is refused.
+pub(crate) fn advise_status(error: &AdviseError) -> Status {
+    match error {
+        AdviseError::NoSuchGpu { .. } => Status::BadRequest,
+        AdviseError::OverGuarantee => Status::OverLimit,
+    }
+}
+
 /// The status of a failed transfer.
 pub(crate) fn transfer_status(error: &TransferError) -> Status {
     match error {
         TransferError::Cancelled => Status::Cancelled,
         TransferError::Mismatch => Status::Internal,
-        TransferError::HostMemoryLost | TransferError::DataLost | TransferError::Unavailable { .. } => {
-            Status::TransferFailed
-        }
+        TransferError::HostMemoryLost | TransferError::Unavailable { .. } => Status::TransferFailed,
+        TransferError::DataLost => Status::DataLost,
         TransferError::NoRoom => Status::OutOfMemory,
         TransferError::Gpu(error) => gpu_status(error),
     }

@@ -7,6 +7,8 @@
 //! This is where addresses a guest names are checked: a range must lie in one live allocation of the request's
 //! context, and a lease on that allocation goes with the job, so that nothing is freed under a transfer.
 //!
+//! What happens to the guest's memory without its asking waits here, bounded, until the device can tell it.
+//!
 //! Lock order: the session's state, then the pool (through residency). Neither is held while a job is submitted or a
 //! stream is waited for.
 #![forbid(unsafe_code)]
@@ -23,8 +25,10 @@ mod control;
 mod counters;
 mod data;
 mod error;
+mod events;
 mod session;
 
 pub use counters::{Counters, Totals};
 pub use data::{Answer, Answered};
+pub use events::EventWaker;
 pub use session::{Reply, Session, SessionConfig};

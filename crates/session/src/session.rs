@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
@@ -12,6 +12,7 @@ use vram_residency::Residency;
 
 use crate::Counters;
 use crate::context::Context;
+use crate::events::Events;
 
 /// How long the end of contexts waits for their transfers, however many end at once.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
@@ -47,6 +48,8 @@ pub struct Reply {
 pub struct Session {
     pub(crate) config: SessionConfig,
     state: Mutex<State>,
+    /// What the guest is to be told.
+    pub(crate) events: Arc<Events>,
 }
 
 /// What HELLO begins and the end of the session ends.
@@ -70,7 +73,10 @@ impl State {
 impl Session {
     /// A session nobody has said HELLO to.
     pub fn new(config: SessionConfig) -> Arc<Self> {
-        Arc::new(Self { config, state: Mutex::default() })
+        let events = Arc::<Events>::default();
+        let watch: Weak<Events> = Arc::downgrade(&events);
+        config.residency.subscribe(config.slice, watch);
+        Arc::new(Self { config, state: Mutex::default(), events })
     }
 
     /// Whether HELLO was accepted.
@@ -109,6 +115,7 @@ impl Session {
             state.driver_epoch = None;
             std::mem::take(&mut state.contexts)
         };
+        self.events.close();
         self.config.counters.set_contexts(0);
         let deadline = close_deadline();
         for (number, context) in contexts {

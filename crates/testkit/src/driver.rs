@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use vram_protocol::{
-    Alloc, ContextOpen, Copy, Fill, Header, Hello, Query, QueueKind, REQUEST_BYTES, RESPONSE_BYTES, Range,
-    Request, Response, Status,
+    ABI_MAJOR, ABI_MINOR, Advice, Advise, Alloc, ContextOpen, Copy, Fill, Header, Hello, Query, QueueKind,
+    REQUEST_BYTES, RESPONSE_BYTES, Range, Request, Response, Status,
 };
 
 use crate::load::Slot;
@@ -134,7 +134,7 @@ impl Driver {
 
     /// HELLO.
     pub fn hello(&mut self, driver_epoch: u64) -> Result<Answer> {
-        let hello = Hello { abi_major: 1, abi_minor: 0, driver_epoch };
+        let hello = Hello { abi_major: ABI_MAJOR, abi_minor: ABI_MINOR, driver_epoch };
         Self::expect_ok(self.send(0, 0, &Request::Hello(hello), &[], 64)?)
     }
 
@@ -168,6 +168,12 @@ impl Driver {
     /// QUERY.
     pub fn query(&mut self, context: u32, address: u64, first_extent: u32, room: u64) -> Result<Answer> {
         self.send(context, 0, &Request::Query(Query { address, first_extent }), &[], room)
+    }
+
+    /// ADVISE.
+    pub fn advise(&mut self, context: u32, address: u64, length: u64, advice: Advice) -> Result<Answer> {
+        let advise = Advise { range: Range { address, length }, advice };
+        self.send(context, 0, &Request::Advise(advise), &[], 0)
     }
 
     /// INFO.

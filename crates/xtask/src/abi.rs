@@ -61,9 +61,12 @@ fn constants() -> Vec<(&'static str, u64)> {
     constants![
         CONFIG_MAGIC ABI_MAJOR ABI_MINOR VIRTIO_ID_DEFAULT VIRTIO_ID_ALTERNATE
         QUEUE_CONTROL QUEUE_EVENT QUEUE_FIRST_REQUEST QUEUES_MIN
-        CONFIG_BYTES REQUEST_BYTES RESPONSE_BYTES
+        CONFIG_BYTES REQUEST_BYTES RESPONSE_BYTES EVENT_BYTES
         MAX_SEGMENTS MAX_TRANSFER_BYTES MIN_ALIGNMENT MAX_ALIGNMENT MAX_CONTEXTS MAX_ALLOCATIONS MAX_STREAMS
-        FENCE_ALL_STREAMS DEVICE_SIMULATED DEVICE_RESUMED GPU_HOME TIER_GPU TIER_LOST
+        FENCE_ALL_STREAMS DEVICE_SIMULATED DEVICE_RESUMED GPU_HOME GPU_NONE
+        TIER_GPU TIER_HOST TIER_COMPRESSED TIER_DISK TIER_REMOTE TIER_DAMAGED TIER_LOST
+        ADVICE_PREFETCH ADVICE_COLD ADVICE_PIN ADVICE_UNPIN ADVICE_PREFER_GPU
+        EVENT_GPU_LOST EVENT_DATA_LOST EVENT_LIMIT_CHANGED EVENT_MISSED
     ]
     .to_vec()
 }
@@ -101,7 +104,12 @@ fn stated() -> Vec<(&'static str, &'static str, String)> {
         ("virtio_vram_hello_reply", "max_streams", p::MAX_STREAMS.to_string()),
         ("virtio_vram_hello_reply", "min_alignment", p::MIN_ALIGNMENT.to_string()),
         ("virtio_vram_alloc", "alignment", size(p::MAX_ALIGNMENT)),
+        ("virtio_vram_extent", "gpu", format!("{:#x}", p::GPU_NONE)),
         ("virtio_vram_extent", "tier", format!("{:#x}", p::TIER_LOST)),
+        ("virtio_vram_extent", "tier", format!("{:#x}", p::TIER_DAMAGED)),
+        ("virtio_vram_extent", "tier", p::TIER_REMOTE.to_string()),
+        ("virtio_vram_event", "kind", p::EVENT_MISSED.to_string()),
+        ("virtio_vram_advise", "advice", p::ADVICE_PREFER_GPU.to_string()),
     ]
 }
 

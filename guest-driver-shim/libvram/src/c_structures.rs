@@ -1,6 +1,6 @@
 //! Structures and constants of the C ABI. A test holds them against `vram.h`.
 
-use crate::{Extent, Gpu, Info, Tier, Version, uapi};
+use crate::{Event, Extent, Gpu, Info, Tier, Version, uapi};
 
 /// `VRAM_ALL_STREAMS`
 pub(crate) const ALL_STREAMS: u32 = u32::MAX;
@@ -115,10 +115,32 @@ impl From<&Extent> for CExtent {
     fn from(extent: &Extent) -> Self {
         let tier = match extent.tier {
             Tier::Gpu => uapi::TIER_GPU,
+            Tier::Host => uapi::TIER_HOST,
+            Tier::Compressed => uapi::TIER_COMPRESSED,
+            Tier::Disk => uapi::TIER_DISK,
+            Tier::Remote => uapi::TIER_REMOTE,
+            Tier::Damaged => uapi::TIER_DAMAGED,
             Tier::Lost => uapi::TIER_LOST,
             Tier::Other(number) => number,
         };
-        Self { address: extent.address.0, length: extent.len_bytes, gpu: extent.gpu, tier }
+        let gpu = extent.gpu.unwrap_or(uapi::GPU_NONE);
+        Self { address: extent.address.0, length: extent.len_bytes, gpu, tier }
+    }
+}
+
+/// `struct vram_event`
+#[repr(C)]
+pub(crate) struct CEvent {
+    pub(crate) kind: u32,
+    pub(crate) reserved: u32,
+    pub(crate) value: u64,
+    pub(crate) extra: u64,
+}
+
+impl From<Event> for CEvent {
+    fn from(event: Event) -> Self {
+        let (kind, value, extra) = event.codes();
+        Self { kind, reserved: 0, value, extra }
     }
 }
 
@@ -183,9 +205,25 @@ mod tests {
         expect_struct!(all, "vram_gpu", CGpu, [index, home, slice_bytes, total_bytes, name, reserved]);
         expect_struct!(all, "vram_placement", CPlacement, [base, length, extent_total, reserved]);
         expect_struct!(all, "vram_extent", CExtent, [address, length, gpu, tier]);
+        expect_struct!(all, "vram_event", CEvent, [kind, reserved, value, extra]);
+        all.value("VRAM_EVENT_GPU_LOST", uapi::EVENT_GPU_LOST);
+        all.value("VRAM_EVENT_DATA_LOST", uapi::EVENT_DATA_LOST);
+        all.value("VRAM_EVENT_LIMIT_CHANGED", uapi::EVENT_LIMIT_CHANGED);
+        all.value("VRAM_EVENT_MISSED", uapi::EVENT_MISSED);
         all.value("VRAM_ALL_STREAMS", ALL_STREAMS);
         all.value("VRAM_TIER_GPU", uapi::TIER_GPU);
+        all.value("VRAM_TIER_HOST", uapi::TIER_HOST);
+        all.value("VRAM_TIER_COMPRESSED", uapi::TIER_COMPRESSED);
+        all.value("VRAM_TIER_DISK", uapi::TIER_DISK);
+        all.value("VRAM_TIER_REMOTE", uapi::TIER_REMOTE);
+        all.value("VRAM_TIER_DAMAGED", uapi::TIER_DAMAGED);
         all.value("VRAM_TIER_LOST", uapi::TIER_LOST);
+        all.value("VRAM_GPU_NONE", uapi::GPU_NONE);
+        all.value("VRAM_ADVICE_PREFETCH", uapi::ADVICE_PREFETCH);
+        all.value("VRAM_ADVICE_COLD", uapi::ADVICE_COLD);
+        all.value("VRAM_ADVICE_PIN", uapi::ADVICE_PIN);
+        all.value("VRAM_ADVICE_UNPIN", uapi::ADVICE_UNPIN);
+        all.value("VRAM_ADVICE_PREFER_GPU", uapi::ADVICE_PREFER_GPU);
         all.check("vram.h");
     }
 }

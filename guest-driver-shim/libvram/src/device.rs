@@ -5,12 +5,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use crate::{
-    Allocation, Attempt, DeviceAddress, Error, Extent, Info, Operation, Pattern, Placement, Stream, StreamId,
-    Version,
-    driver::{Driver, KernelDriver},
+    Advice, Allocation, Attempt, DeviceAddress, Error, Event, Extent, Info, Operation, Pattern, Placement,
+    Stream, StreamId, Version,
+    driver::{Driver, Errno, KernelDriver},
     uapi,
 };
 
@@ -184,6 +185,39 @@ impl Device {
         Ok(request)
     }
 
+    /// Tells the host what is known about the use of a range, which lies in one allocation. Success says that it was
+    /// heard; what comes of it happens beside, or not at all. It goes by whole shards: what lies in the same shard has
+    /// a part in it.
+    pub fn advise(&self, address: DeviceAddress, len_bytes: u64, advice: Advice) -> Result<(), Error> {
+        let (advice, argument) = advice.codes();
+        let request =
+            uapi::Advise { address: address.0, length: len_bytes, advice, argument, ..Default::default() };
+        let attempt = Attempt::new(Operation::Advise).at(address).len(len_bytes);
+        self.driver.advise(&request).map_err(|errno| Error::from_errno(errno, attempt))
+    }
+
+    /// The next thing that happened since the device was opened without being asked for; waits for it at most so long,
+    /// or without end. `None` if nothing happened. Clones share one place among the events: each is told once.
+    ///
+    /// Every program of the VM is told all of them. A call that a signal interrupts can be made again.
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>, Error> {
+        let failed = |errno| Error::from_errno(errno, Attempt::new(Operation::NextEvent));
+        let begin = Instant::now();
+        loop {
+            let mut event = uapi::Event::default();
+            match self.driver.event(&mut event) {
+                Ok(()) => return Ok(Some(Event::from(&event))),
+                Err(Errno(libc::EAGAIN)) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+            let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            self.driver.wait_event(left).map_err(failed)?;
+        }
+    }
+
     /// A stream of this context. Makes no call: streams need not be created.
     pub fn stream(&self, id: StreamId) -> Stream {
         Stream::new(self.clone(), id)
@@ -264,6 +298,54 @@ mod tests {
         assert_eq!(info.gpus[1].name, "Model GPU 1");
         assert!(info.gpus[0].home && !info.gpus[1].home && info.simulated);
         assert_eq!(info.slice_name, "model");
+    }
+
+    #[test]
+    fn advise_of_each_kind_reaches_the_device_and_refusals_are_told_apart() {
+        let device = Device::with_driver(Arc::new(Model::default())).unwrap();
+        let allocation = device.allocate(4096, 0).unwrap();
+        let at = allocation.address();
+
+        for advice in [Advice::Prefetch, Advice::Cold, Advice::Pin, Advice::Unpin, Advice::PreferGpu(1)] {
+            device.advise(at, 4096, advice).unwrap();
+        }
+
+        let refused = |length, advice| device.advise(at, length, advice).unwrap_err();
+        assert!(matches!(refused(4097, Advice::Cold), Error::BadAddress(_)));
+        assert!(matches!(refused(4096, Advice::PreferGpu(2)), Error::Invalid(_)));
+        let error = refused(0, Advice::Cold);
+        assert!(error.to_string().starts_with(&format!("Advise at {at} failed: ")), "{error}");
+    }
+
+    #[test]
+    fn next_event_tells_each_once_and_waits_no_longer_than_it_may() {
+        let raw = |kind, value, extra| uapi::Event { kind, value, extra, ..Default::default() };
+        let model = Model::default();
+        model.events.lock().unwrap().extend([
+            raw(1, 3, 0),
+            raw(2, 0x1000, 4096),
+            raw(3, 1 << 30, 1 << 20),
+            raw(4, 9, 0),
+            raw(77, 1, 2),
+        ]);
+        let device = Device::with_driver(Arc::new(model)).unwrap();
+
+        let told: Vec<Event> =
+            std::iter::from_fn(|| device.next_event(Some(Duration::ZERO)).unwrap()).collect();
+
+        assert_eq!(
+            told,
+            [
+                Event::GpuLost { gpu: 3 },
+                Event::DataLost { address: DeviceAddress(0x1000), len_bytes: 4096 },
+                Event::LimitChanged { limit_bytes: 1 << 30, guarantee_bytes: 1 << 20 },
+                Event::Missed { count: 9 },
+                Event::Other { kind: 77, value: 1, extra: 2 },
+            ]
+        );
+        let begin = Instant::now();
+        assert_eq!(device.next_event(Some(Duration::from_millis(20))).unwrap(), None);
+        assert!(begin.elapsed() >= Duration::from_millis(20));
     }
 
     #[test]

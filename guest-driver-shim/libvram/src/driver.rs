@@ -11,6 +11,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::Path,
+    time::Duration,
 };
 
 use crate::uapi;
@@ -34,6 +35,11 @@ pub(crate) trait Driver: Send + Sync {
     fn alloc(&self, request: &mut uapi::Alloc) -> Result<(), Errno>;
     fn free(&self, request: &uapi::Free) -> Result<(), Errno>;
     fn query(&self, request: &mut uapi::Query, extents: &mut [uapi::Extent]) -> Result<(), Errno>;
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno>;
+    /// The next event; EAGAIN if there is none.
+    fn event(&self, request: &mut uapi::Event) -> Result<(), Errno>;
+    /// Waits until [`event`](Self::event) has something to say, at most so long; may return before.
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<(), Errno>;
     fn write(&self, request: &mut uapi::Transfer, source: &[u8]) -> Result<(), Errno>;
     fn read(&self, request: &mut uapi::Transfer, destination: &mut [u8]) -> Result<(), Errno>;
     fn copy(&self, request: &mut uapi::Copy) -> Result<(), Errno>;
@@ -115,6 +121,27 @@ impl Driver for KernelDriver {
         // SAFETY: CALL_QUERY carries a Query. Its only pointer is to `extents`, writable for the call, and the capacity
         // is at most its length; the kernel writes plain integers, any value of which is a valid Extent.
         unsafe { self.call(uapi::CALL_QUERY, request) }
+    }
+
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno> {
+        let mut request = *request;
+        // SAFETY: CALL_ADVISE carries an Advise, which holds a device address and no pointer.
+        unsafe { self.call(uapi::CALL_ADVISE, &mut request) }
+    }
+
+    fn event(&self, request: &mut uapi::Event) -> Result<(), Errno> {
+        // SAFETY: CALL_EVENT carries an Event, which holds no pointer.
+        unsafe { self.call(uapi::CALL_EVENT, request) }
+    }
+
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<(), Errno> {
+        let mut descriptor = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // Rounded up, so that who waits for the rest of a time does not come back before it is over.
+        let timeout_ms = timeout
+            .map_or(-1, |timeout| i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
+        // SAFETY: poll(2) with one pollfd that is exclusively ours for the call, and a descriptor we own.
+        let result = unsafe { libc::poll(&mut descriptor, 1, timeout_ms) };
+        if result < 0 { Err(Errno::last()) } else { Ok(()) }
     }
 
     fn write(&self, request: &mut uapi::Transfer, source: &[u8]) -> Result<(), Errno> {

@@ -17,6 +17,10 @@ pub enum Operation {
     Free,
     /// Where memory lies.
     Query,
+    /// Advice about the use of memory.
+    Advise,
+    /// What happened.
+    NextEvent,
     /// Bytes to the device.
     Write,
     /// Bytes from the device.
@@ -37,6 +41,8 @@ impl fmt::Display for Operation {
             Self::Allocate => "Allocate",
             Self::Free => "Free",
             Self::Query => "Query",
+            Self::Advise => "Advise",
+            Self::NextEvent => "Waiting for an event",
             Self::Write => "Write",
             Self::Read => "Read",
             Self::Copy => "Copy",
@@ -141,7 +147,9 @@ pub enum Error {
     #[error("{0}: the buffer is not memory of this process; check the pointer and the length")]
     BadPointer(Attempt),
     /// EINVAL.
-    #[error("{0}: a length, alignment, width, stream or overlap is not valid; see vram.h for what is")]
+    #[error(
+        "{0}: a length, alignment, width, stream, advice, GPU or overlap is not valid; see vram.h for what is"
+    )]
     Invalid(Attempt),
     /// ENXIO.
     #[error(
@@ -156,12 +164,25 @@ pub enum Error {
         "{0}: the slice's limit does not allow it; free some, or ask the host's operator for a higher limit"
     )]
     OverLimit(Attempt),
+    /// EDQUOT, of advice.
+    #[error("{0}: no more can be pinned than the slice is guaranteed; unpin some, or go on without the pin")]
+    OverGuarantee(Attempt),
     /// EMFILE.
     #[error("{0}: too many contexts or allocations are alive; free some, or allocate fewer and larger ones")]
     TooMany(Attempt),
     /// EIO.
     #[error("{0}: the transfer failed on the GPU; try again, and tell the host's operator if it fails again")]
     TransferFailed(Attempt),
+    /// EBADMSG.
+    #[error(
+        "{0}: the bytes were stored off the GPUs and are damaged there; free the allocation and load its data again"
+    )]
+    DataLost(Attempt),
+    /// EOPNOTSUPP.
+    #[error(
+        "{0}: the host's daemon is too old to know the call; go on without it, or have the daemon updated"
+    )]
+    TooOld(Attempt),
     /// ENODEV.
     #[error(
         "{0}: the device, or the GPU that held the bytes, is gone; free the allocation and load its data again"
@@ -214,9 +235,12 @@ impl Error {
             libc::EINVAL => Self::Invalid(attempt),
             libc::ENXIO => Self::BadAddress(attempt),
             libc::ENOMEM => Self::OutOfMemory(attempt),
+            libc::EDQUOT if attempt.operation == Operation::Advise => Self::OverGuarantee(attempt),
             libc::EDQUOT => Self::OverLimit(attempt),
             libc::EMFILE => Self::TooMany(attempt),
             libc::EIO => Self::TransferFailed(attempt),
+            libc::EBADMSG => Self::DataLost(attempt),
+            libc::EOPNOTSUPP => Self::TooOld(attempt),
             libc::ENODEV => Self::DeviceGone(attempt),
             libc::ETIMEDOUT => Self::TimedOut(attempt),
             libc::ESTALE => Self::Stale(attempt),
@@ -246,9 +270,11 @@ impl Error {
             Self::Invalid(_) => libc::EINVAL,
             Self::BadAddress(_) => libc::ENXIO,
             Self::OutOfMemory(_) => libc::ENOMEM,
-            Self::OverLimit(_) => libc::EDQUOT,
+            Self::OverLimit(_) | Self::OverGuarantee(_) => libc::EDQUOT,
             Self::TooMany(_) => libc::EMFILE,
             Self::TransferFailed(_) | Self::NoProgress(_) => libc::EIO,
+            Self::DataLost(_) => libc::EBADMSG,
+            Self::TooOld(_) => libc::EOPNOTSUPP,
             Self::DeviceGone(_) => libc::ENODEV,
             Self::TimedOut(_) => libc::ETIMEDOUT,
             Self::Stale(_) => libc::ESTALE,
@@ -272,8 +298,11 @@ impl Error {
             | Self::BadAddress(attempt)
             | Self::OutOfMemory(attempt)
             | Self::OverLimit(attempt)
+            | Self::OverGuarantee(attempt)
             | Self::TooMany(attempt)
             | Self::TransferFailed(attempt)
+            | Self::DataLost(attempt)
+            | Self::TooOld(attempt)
             | Self::DeviceGone(attempt)
             | Self::TimedOut(attempt)
             | Self::Stale(attempt)
@@ -296,17 +325,21 @@ pub(crate) fn describe(errno: i32) -> &'static std::ffi::CStr {
             c"The module speaks another version of the ioctl ABI; install both from one release"
         }
         libc::EFAULT => c"A pointer is NULL or not memory of this process",
-        libc::EINVAL => c"A length, alignment, width, stream or overlap is not valid",
+        libc::EINVAL => c"A length, alignment, width, stream, advice, GPU or overlap is not valid",
         libc::ENXIO => c"The range does not lie in a live allocation of this device handle",
         libc::ENOMEM => c"The pool has no memory left for this slice; free some, or try again later",
-        libc::EDQUOT => c"The slice's limit does not allow it; free some, or ask the operator for more",
+        libc::EDQUOT => {
+            c"The slice's limit, or for a pin its guarantee, does not allow it; free some, or ask the operator for more"
+        }
         libc::EMFILE => c"Too many contexts or allocations are alive; free some",
         libc::EIO => c"The transfer failed on the GPU; the moved count says how far it got",
+        libc::EBADMSG => c"The bytes were stored off the GPUs and are damaged there; load the data again",
+        libc::EOPNOTSUPP => c"The host's daemon is too old to know the call",
         libc::ENODEV => c"The device, or the GPU that held the bytes, is gone; load the data again",
         libc::ETIMEDOUT => c"The device did not answer in time; see whether the host's daemon runs",
         libc::ESTALE => c"The host's daemon was started anew and the memory is gone; open the device again",
         libc::EINTR => c"A signal arrived; the call can be made again",
-        libc::EAGAIN => c"The placement changes faster than it can be read; try again",
+        libc::EAGAIN => c"There was no event in time, or the placement changes faster than it can be read",
         libc::ENOTRECOVERABLE => c"A defect of libvram was contained; close the device handle and report it",
         _ => c"An error that the vram ABI does not have",
     }
@@ -316,7 +349,7 @@ pub(crate) fn describe(errno: i32) -> &'static std::ffi::CStr {
 mod tests {
     use super::*;
 
-    const TABLE: [i32; 12] = [
+    const TABLE: [i32; 14] = [
         libc::EFAULT,
         libc::EINVAL,
         libc::ENXIO,
@@ -324,6 +357,8 @@ mod tests {
         libc::EDQUOT,
         libc::EMFILE,
         libc::EIO,
+        libc::EBADMSG,
+        libc::EOPNOTSUPP,
         libc::ENODEV,
         libc::ETIMEDOUT,
         libc::ESTALE,

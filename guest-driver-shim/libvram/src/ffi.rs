@@ -10,11 +10,12 @@ use std::{
         unix::ffi::OsStrExt,
     },
     panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
 };
 
 use crate::{
-    Device, DeviceAddress, Error, Pattern, StreamId,
-    c_structures::{ALL_STREAMS, CExtent, CGpu, CInfo, CPlacement, CVersion, count},
+    Advice, Device, DeviceAddress, Error, Pattern, StreamId,
+    c_structures::{ALL_STREAMS, CEvent, CExtent, CGpu, CInfo, CPlacement, CVersion, count},
     error,
 };
 
@@ -234,6 +235,41 @@ unsafe extern "C" fn vram_query(
 /// # Safety
 /// See `vram.h`.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn vram_advise(
+    handle: *const Device,
+    address: u64,
+    length: u64,
+    advice: u32,
+    argument: u32,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: vram.h asks for an open handle.
+        let device = unsafe { device(handle) }?;
+        let advice = Advice::from_codes(advice, argument).ok_or(INVALID)?;
+        Ok(device.advise(DeviceAddress(address), length, advice)?)
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn vram_next_event(handle: *const Device, event: *mut CEvent, timeout_ms: c_int) -> c_int {
+    guarded(|| {
+        if event.is_null() {
+            return Err(BAD_POINTER);
+        }
+        // Negative: without end.
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        // SAFETY: vram.h asks for an open handle.
+        let next = unsafe { device(handle) }?.next_event(timeout)?;
+        // SAFETY: not NULL, and vram.h asks for a writable structure.
+        unsafe { put(event, next.ok_or(Failure(libc::EAGAIN))?.into()) }
+    })
+}
+
+/// # Safety
+/// See `vram.h`.
+#[unsafe(no_mangle)]
 unsafe extern "C" fn vram_write(
     handle: *const Device,
     stream: u32,
@@ -391,6 +427,10 @@ mod tests {
             assert_eq!(vram_copy(device, 2, address + 100, address, 5, ptr::null_mut()), 0);
             assert_eq!(vram_read(device, 3, address + 100, back.as_mut_ptr().cast(), 5, &mut moved), 0);
             assert_eq!(vram_fence(device, ALL_STREAMS), 0);
+            assert_eq!(vram_advise(device, address, 4096, 5, 1), 0);
+            assert_eq!(vram_advise(device, address, 4096, 3, 1), -libc::EINVAL);
+            assert_eq!(vram_advise(device, address, 4096, 6, 0), -libc::EINVAL);
+            assert_eq!(vram_advise(device, address, 4097, 3, 0), -libc::ENXIO);
             assert_eq!(vram_free(device, address), 0);
             assert_eq!(vram_free(device, address), -libc::ENXIO);
             assert_eq!(vram_close(device), 0);

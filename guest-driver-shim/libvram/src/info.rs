@@ -125,8 +125,8 @@ pub struct Extent {
     pub address: DeviceAddress,
     /// Its bytes.
     pub len_bytes: u64,
-    /// The number of the GPU.
-    pub gpu: u32,
+    /// The number of the GPU it is on, or was lost with; `None` where the tier has none.
+    pub gpu: Option<u32>,
     /// How it lies there.
     pub tier: Tier,
 }
@@ -137,16 +137,71 @@ pub struct Extent {
 pub enum Tier {
     /// In the memory of that GPU.
     Gpu,
+    /// In the host's memory.
+    Host,
+    /// In the host's memory, compressed.
+    Compressed,
+    /// On a disk of the host.
+    Disk,
+    /// On another machine.
+    Remote,
+    /// Damaged in one of these, and lost.
+    Damaged,
     /// Lost together with that GPU.
     Lost,
     /// In a way this library does not know, with its number.
     Other(u32),
 }
 
+/// What a program knows about its use of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Needed soon: bring it to the GPUs.
+    Prefetch,
+    /// Not needed soon: it may be the first to leave them.
+    Cold,
+    /// Keep it on the GPUs, within the slice's guarantee.
+    Pin,
+    /// It may leave them again.
+    Unpin,
+    /// Best on the GPU of this number.
+    PreferGpu(u32),
+}
+
+impl Advice {
+    /// Code and argument.
+    pub(crate) fn codes(self) -> (u32, u32) {
+        match self {
+            Self::Prefetch => (uapi::ADVICE_PREFETCH, 0),
+            Self::Cold => (uapi::ADVICE_COLD, 0),
+            Self::Pin => (uapi::ADVICE_PIN, 0),
+            Self::Unpin => (uapi::ADVICE_UNPIN, 0),
+            Self::PreferGpu(gpu) => (uapi::ADVICE_PREFER_GPU, gpu),
+        }
+    }
+
+    /// The advice of a code and its argument, if there is one.
+    pub(crate) fn from_codes(advice: u32, argument: u32) -> Option<Self> {
+        match (advice, argument) {
+            (uapi::ADVICE_PREFETCH, 0) => Some(Self::Prefetch),
+            (uapi::ADVICE_COLD, 0) => Some(Self::Cold),
+            (uapi::ADVICE_PIN, 0) => Some(Self::Pin),
+            (uapi::ADVICE_UNPIN, 0) => Some(Self::Unpin),
+            (uapi::ADVICE_PREFER_GPU, gpu) => Some(Self::PreferGpu(gpu)),
+            _ => None,
+        }
+    }
+}
+
 impl From<u32> for Tier {
     fn from(raw: u32) -> Self {
         match raw {
             uapi::TIER_GPU => Self::Gpu,
+            uapi::TIER_HOST => Self::Host,
+            uapi::TIER_COMPRESSED => Self::Compressed,
+            uapi::TIER_DISK => Self::Disk,
+            uapi::TIER_REMOTE => Self::Remote,
+            uapi::TIER_DAMAGED => Self::Damaged,
             uapi::TIER_LOST => Self::Lost,
             other => Self::Other(other),
         }
@@ -158,7 +213,7 @@ impl From<&uapi::Extent> for Extent {
         Self {
             address: DeviceAddress(raw.address),
             len_bytes: raw.length,
-            gpu: raw.gpu,
+            gpu: (raw.gpu != uapi::GPU_NONE).then_some(raw.gpu),
             tier: raw.tier.into(),
         }
     }

@@ -2,13 +2,14 @@
 //! told to misbehave.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs::File,
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Mutex,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use crate::{
@@ -34,6 +35,7 @@ pub(crate) struct Model {
     pub(crate) fail_at: Option<u64>,
     /// Reports success and moves nothing.
     pub(crate) stuck: bool,
+    pub(crate) events: Mutex<VecDeque<uapi::Event>>,
     pub(crate) transfers: AtomicU64,
     pub(crate) asked: AtomicU32,
     pub(crate) moved_bytes: AtomicU64,
@@ -54,6 +56,7 @@ impl Default for Model {
             short_moves: u64::MAX,
             fail_at: None,
             stuck: false,
+            events: Mutex::default(),
             transfers: AtomicU64::new(0),
             asked: AtomicU32::new(0),
             moved_bytes: AtomicU64::new(0),
@@ -173,6 +176,24 @@ impl Driver for Model {
             extent.tier = uapi::TIER_GPU;
             request.extent_count += 1;
         }
+        Ok(())
+    }
+
+    fn advise(&self, request: &uapi::Advise) -> Result<(), Errno> {
+        let gpus = if request.advice == uapi::ADVICE_PREFER_GPU { self.gpus } else { 1 };
+        if request.length == 0 || !(1..=5).contains(&request.advice) || request.argument >= gpus {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.with(request.address, request.length, |_| ())
+    }
+
+    fn event(&self, request: &mut uapi::Event) -> Result<(), Errno> {
+        *request = self.events.lock().unwrap().pop_front().ok_or(Errno(libc::EAGAIN))?;
+        Ok(())
+    }
+
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<(), Errno> {
+        std::thread::sleep(timeout.unwrap_or_default().min(Duration::from_millis(1)));
         Ok(())
     }
 

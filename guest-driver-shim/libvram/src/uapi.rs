@@ -17,8 +17,39 @@ pub(crate) const FROM_DEVICE: u32 = 1;
 pub(crate) const FENCE_ALL: u32 = 1 << 0;
 /// `VRAM_IOCTL_TIER_GPU`
 pub(crate) const TIER_GPU: u32 = 0;
+/// `VRAM_IOCTL_TIER_HOST`
+pub(crate) const TIER_HOST: u32 = 1;
+/// `VRAM_IOCTL_TIER_COMPRESSED`
+pub(crate) const TIER_COMPRESSED: u32 = 2;
+/// `VRAM_IOCTL_TIER_DISK`
+pub(crate) const TIER_DISK: u32 = 3;
+/// `VRAM_IOCTL_TIER_REMOTE`
+pub(crate) const TIER_REMOTE: u32 = 4;
+/// `VRAM_IOCTL_TIER_DAMAGED`
+pub(crate) const TIER_DAMAGED: u32 = 0xffff_fffe;
 /// `VRAM_IOCTL_TIER_LOST`
 pub(crate) const TIER_LOST: u32 = 0xffff_ffff;
+/// `VRAM_IOCTL_GPU_NONE`
+pub(crate) const GPU_NONE: u32 = 0xffff_ffff;
+/// `VRAM_IOCTL_ADVICE_PREFETCH`
+pub(crate) const ADVICE_PREFETCH: u32 = 1;
+/// `VRAM_IOCTL_ADVICE_COLD`
+pub(crate) const ADVICE_COLD: u32 = 2;
+/// `VRAM_IOCTL_ADVICE_PIN`
+pub(crate) const ADVICE_PIN: u32 = 3;
+/// `VRAM_IOCTL_ADVICE_UNPIN`
+pub(crate) const ADVICE_UNPIN: u32 = 4;
+/// `VRAM_IOCTL_ADVICE_PREFER_GPU`
+pub(crate) const ADVICE_PREFER_GPU: u32 = 5;
+
+/// `VRAM_IOCTL_EVENT_GPU_LOST`
+pub(crate) const EVENT_GPU_LOST: u32 = 1;
+/// `VRAM_IOCTL_EVENT_DATA_LOST`
+pub(crate) const EVENT_DATA_LOST: u32 = 2;
+/// `VRAM_IOCTL_EVENT_LIMIT_CHANGED`
+pub(crate) const EVENT_LIMIT_CHANGED: u32 = 3;
+/// `VRAM_IOCTL_EVENT_MISSED`
+pub(crate) const EVENT_MISSED: u32 = 4;
 
 /// `struct vram_ioctl_version`
 #[repr(C)]
@@ -111,6 +142,28 @@ pub(crate) struct Query {
     pub(crate) reserved: u64,
 }
 
+/// `struct vram_ioctl_advise`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Advise {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) advice: u32,
+    pub(crate) argument: u32,
+    pub(crate) reserved: u64,
+}
+
+/// `struct vram_ioctl_event`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Event {
+    pub(crate) kind: u32,
+    pub(crate) reserved0: u32,
+    pub(crate) value: u64,
+    pub(crate) extra: u64,
+    pub(crate) boot_epoch: u64,
+}
+
 /// `struct vram_ioctl_transfer`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -180,6 +233,8 @@ pub(crate) const CALL_ALLOC: u32 = number(READ | WRITE, 0x10, size_of::<Alloc>()
 pub(crate) const CALL_FREE: u32 = number(WRITE, 0x11, size_of::<Free>());
 /// `VRAM_IOCTL_QUERY`
 pub(crate) const CALL_QUERY: u32 = number(READ | WRITE, 0x12, size_of::<Query>());
+/// `VRAM_IOCTL_ADVISE`
+pub(crate) const CALL_ADVISE: u32 = number(WRITE, 0x13, size_of::<Advise>());
 /// `VRAM_IOCTL_TRANSFER`
 pub(crate) const CALL_TRANSFER: u32 = number(READ | WRITE, 0x20, size_of::<Transfer>());
 /// `VRAM_IOCTL_COPY`
@@ -188,6 +243,8 @@ pub(crate) const CALL_COPY: u32 = number(READ | WRITE, 0x22, size_of::<Copy>());
 pub(crate) const CALL_FILL: u32 = number(READ | WRITE, 0x23, size_of::<Fill>());
 /// `VRAM_IOCTL_FENCE`
 pub(crate) const CALL_FENCE: u32 = number(WRITE, 0x24, size_of::<Fence>());
+/// `VRAM_IOCTL_EVENT`
+pub(crate) const CALL_EVENT: u32 = number(READ, 0x30, size_of::<Event>());
 
 #[cfg(test)]
 mod tests {
@@ -256,6 +313,7 @@ mod tests {
                 reserved
             ]
         );
+        expect_struct!(all, "vram_ioctl_advise", Advise, [address, length, advice, argument, reserved]);
         expect_struct!(
             all,
             "vram_ioctl_transfer",
@@ -274,6 +332,7 @@ mod tests {
             Fill,
             [address, length, moved, pattern, width, stream, reserved0, reserved]
         );
+        expect_struct!(all, "vram_ioctl_event", Event, [kind, reserved0, value, extra, boot_epoch]);
         expect_struct!(all, "vram_ioctl_fence", Fence, [stream, flags, reserved]);
         for (name, value) in [
             ("VRAM_IOCTL_VERSION_NUMBER", IOCTL_VERSION),
@@ -283,16 +342,33 @@ mod tests {
             ("VRAM_FROM_DEVICE", FROM_DEVICE),
             ("VRAM_IOCTL_FENCE_ALL", FENCE_ALL),
             ("VRAM_IOCTL_TIER_GPU", TIER_GPU),
+            ("VRAM_IOCTL_TIER_HOST", TIER_HOST),
+            ("VRAM_IOCTL_TIER_COMPRESSED", TIER_COMPRESSED),
+            ("VRAM_IOCTL_TIER_DISK", TIER_DISK),
+            ("VRAM_IOCTL_TIER_REMOTE", TIER_REMOTE),
+            ("VRAM_IOCTL_TIER_DAMAGED", TIER_DAMAGED),
             ("VRAM_IOCTL_TIER_LOST", TIER_LOST),
+            ("VRAM_IOCTL_GPU_NONE", GPU_NONE),
+            ("VRAM_IOCTL_ADVICE_PREFETCH", ADVICE_PREFETCH),
+            ("VRAM_IOCTL_ADVICE_COLD", ADVICE_COLD),
+            ("VRAM_IOCTL_ADVICE_PIN", ADVICE_PIN),
+            ("VRAM_IOCTL_ADVICE_UNPIN", ADVICE_UNPIN),
+            ("VRAM_IOCTL_ADVICE_PREFER_GPU", ADVICE_PREFER_GPU),
             ("VRAM_IOCTL_VERSION", CALL_VERSION),
             ("VRAM_IOCTL_INFO", CALL_INFO),
             ("VRAM_IOCTL_ALLOC", CALL_ALLOC),
             ("VRAM_IOCTL_FREE", CALL_FREE),
             ("VRAM_IOCTL_QUERY", CALL_QUERY),
+            ("VRAM_IOCTL_ADVISE", CALL_ADVISE),
             ("VRAM_IOCTL_TRANSFER", CALL_TRANSFER),
             ("VRAM_IOCTL_COPY", CALL_COPY),
             ("VRAM_IOCTL_FILL", CALL_FILL),
             ("VRAM_IOCTL_FENCE", CALL_FENCE),
+            ("VRAM_IOCTL_EVENT", CALL_EVENT),
+            ("VRAM_IOCTL_EVENT_GPU_LOST", EVENT_GPU_LOST),
+            ("VRAM_IOCTL_EVENT_DATA_LOST", EVENT_DATA_LOST),
+            ("VRAM_IOCTL_EVENT_LIMIT_CHANGED", EVENT_LIMIT_CHANGED),
+            ("VRAM_IOCTL_EVENT_MISSED", EVENT_MISSED),
         ] {
             all.value(name, value);
         }

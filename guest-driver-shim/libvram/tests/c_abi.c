@@ -33,6 +33,7 @@ int main(int argc, char **argv)
 	struct vram_extent extents[4];
 	struct vram_version version;
 	struct vram_device *device;
+	struct vram_event event;
 	struct vram_gpu gpus[8];
 	struct vram_info info;
 	uint64_t address, moved;
@@ -50,6 +51,17 @@ int main(int argc, char **argv)
 	CHECK(vram_query(device, address + 5, &placement, extents, 2) == 0);
 	CHECK(placement.base == address && placement.length == 40 << 20 && placement.extent_total == 3);
 	CHECK(extents[1].gpu == 1 && extents[1].tier == VRAM_TIER_GPU);
+	CHECK(extents[1].gpu != VRAM_GPU_NONE && extents[1].tier != VRAM_TIER_DAMAGED);
+	CHECK(vram_advise(device, address, 40 << 20, VRAM_ADVICE_PREFER_GPU, 1) == 0);
+	CHECK(vram_advise(device, address, 40 << 20, VRAM_ADVICE_PREFER_GPU, 2) == -EINVAL);
+	CHECK(vram_advise(device, address + 1, 40 << 20, VRAM_ADVICE_PREFETCH, 0) == -ENXIO);
+	CHECK(vram_next_event(device, &event, -1) == 0 && event.kind == VRAM_EVENT_GPU_LOST && event.value == 1);
+	CHECK(vram_next_event(device, &event, 0) == 0 && event.kind == VRAM_EVENT_DATA_LOST);
+	CHECK(event.value != 0 && event.extra == 4096);
+	CHECK(vram_next_event(device, &event, 0) == 0 && event.kind == VRAM_EVENT_LIMIT_CHANGED);
+	CHECK(vram_next_event(device, &event, 0) == 0 && event.kind == VRAM_EVENT_MISSED && event.value == 5);
+	CHECK(vram_next_event(device, &event, 5) == -EAGAIN);
+	CHECK(vram_next_event(device, NULL, 0) == -EFAULT);
 	CHECK(vram_fill(device, 0, address, 4096, 0x2a2a, 2, &moved) == 0 && moved == 4096);
 	CHECK(vram_write(device, 1, address, text, 5, NULL) == 0);
 	CHECK(vram_copy(device, 1, address + (20 << 20), address, 10, &moved) == 0 && moved == 10);

@@ -41,6 +41,7 @@ struct state {
 	unsigned long long magic;
 	int lock;
 	int fresh;
+	unsigned int told;
 	unsigned int count;
 	struct { unsigned long long address, length; } entries[MAX_ENTRIES];
 };
@@ -209,6 +210,32 @@ static int do_query(struct state *state, struct vram_ioctl_query *query)
 	return 0;
 }
 
+static int do_advise(struct state *state, const struct vram_ioctl_advise *request)
+{
+	unsigned int arguments = request->advice == VRAM_IOCTL_ADVICE_PREFER_GPU ? 2 : 1;
+
+	if (!request->length || !request->advice || request->advice > VRAM_IOCTL_ADVICE_PREFER_GPU ||
+	    request->argument >= arguments)
+		return EINVAL;
+	return find(state, request->address, request->length) < 0 ? ENXIO : 0;
+}
+
+/* One of each kind, then none. */
+static int do_event(struct state *state, struct vram_ioctl_event *event)
+{
+	static const struct vram_ioctl_event told[] = {
+		{ .kind = VRAM_IOCTL_EVENT_GPU_LOST, .value = 1 },
+		{ .kind = VRAM_IOCTL_EVENT_DATA_LOST, .value = BAND_BASE, .extra = PAGE },
+		{ .kind = VRAM_IOCTL_EVENT_LIMIT_CHANGED, .value = LIMIT_BYTES, .extra = LIMIT_BYTES / 2 },
+		{ .kind = VRAM_IOCTL_EVENT_MISSED, .value = 5 },
+	};
+
+	if (state->told == sizeof(told) / sizeof(told[0]))
+		return EAGAIN;
+	*event = told[state->told++];
+	return 0;
+}
+
 static int do_transfer(struct state *state, struct vram_ioctl_transfer *request)
 {
 	void *user = (void *)(unsigned long)request->user_pointer;
@@ -258,7 +285,7 @@ static int serve(struct state *state, unsigned long number, void *argument)
 	switch (number) {
 	case VRAM_IOCTL_VERSION: {
 		struct vram_ioctl_version version = {
-			.ioctl_version = VRAM_IOCTL_VERSION_NUMBER, .abi_major = 1, .boot_epoch = 7,
+			.ioctl_version = VRAM_IOCTL_VERSION_NUMBER, .abi_major = 1, .abi_minor = 1, .boot_epoch = 7,
 			.band_base = BAND_BASE, .band_length = BAND_BYTES,
 			.max_transfer_bytes = 4 << 20, .request_queues = 1,
 		};
@@ -273,6 +300,10 @@ static int serve(struct state *state, unsigned long number, void *argument)
 		return do_free(state, argument);
 	case VRAM_IOCTL_QUERY:
 		return do_query(state, argument);
+	case VRAM_IOCTL_ADVISE:
+		return do_advise(state, argument);
+	case VRAM_IOCTL_EVENT:
+		return do_event(state, argument);
 	case VRAM_IOCTL_TRANSFER:
 		return do_transfer(state, argument);
 	case VRAM_IOCTL_COPY:

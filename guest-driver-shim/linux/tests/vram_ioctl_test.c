@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -174,7 +175,7 @@ static void test_version(int fd)
 	memset(&version, 0xff, sizeof(version));
 	expect(0, ioctl(fd, VRAM_IOCTL_VERSION, &version));
 	check(version.ioctl_version == VRAM_IOCTL_VERSION_NUMBER);
-	check(version.abi_major == 1);
+	check(version.abi_major == 1 && version.abi_minor >= 1);
 	check(version.max_transfer_bytes >= page);
 	check(version.request_queues >= 1);
 	check(version.band_length > 0);
@@ -221,6 +222,7 @@ static const struct call calls[] = {
 	{ "ALLOC", VRAM_IOCTL_ALLOC, sizeof(struct vram_ioctl_alloc), 1 },
 	{ "FREE", VRAM_IOCTL_FREE, sizeof(struct vram_ioctl_free), 0 },
 	{ "QUERY", VRAM_IOCTL_QUERY, sizeof(struct vram_ioctl_query), 1 },
+	{ "ADVISE", VRAM_IOCTL_ADVISE, sizeof(struct vram_ioctl_advise), 0 },
 	{ "TRANSFER", VRAM_IOCTL_TRANSFER, sizeof(struct vram_ioctl_transfer), 1 },
 	{ "COPY", VRAM_IOCTL_COPY, sizeof(struct vram_ioctl_copy), 1 },
 	{ "FILL", VRAM_IOCTL_FILL, sizeof(struct vram_ioctl_fill), 1 },
@@ -433,6 +435,49 @@ static void test_query(int fd)
 }
 
 /* Lengths and offsets around everything that a driver might round to. */
+static int advise(int fd, uint64_t address, uint64_t length, uint32_t advice,
+		  uint32_t argument)
+{
+	struct vram_ioctl_advise args = {
+		.address = address, .length = length, .advice = advice,
+		.argument = argument,
+	};
+
+	return ioctl(fd, VRAM_IOCTL_ADVISE, &args);
+}
+
+static void test_advise(int fd)
+{
+	struct vram_ioctl_advise args = { .advice = VRAM_IOCTL_ADVICE_COLD, .reserved = 1 };
+	uint64_t address = allocate(fd, MIB);
+	uint32_t advice;
+
+	for (advice = VRAM_IOCTL_ADVICE_PREFETCH;
+	     advice <= VRAM_IOCTL_ADVICE_PREFER_GPU; advice++)
+		expect(0, advise(fd, address + 1, MIB - 1, advice, 0));
+	expect(EINVAL, advise(fd, address, MIB, 0, 0));
+	expect(EINVAL, advise(fd, address, MIB, 6, 0));
+	expect(EINVAL, advise(fd, address, MIB, VRAM_IOCTL_ADVICE_PIN, 1));
+	expect(EINVAL, advise(fd, address, MIB, VRAM_IOCTL_ADVICE_PREFER_GPU, 99));
+	expect(EINVAL, advise(fd, address, 0, VRAM_IOCTL_ADVICE_COLD, 0));
+	expect(ENXIO, advise(fd, address, MIB + 1, VRAM_IOCTL_ADVICE_COLD, 0));
+	expect(ENXIO, advise(fd, ~0ULL, 1, VRAM_IOCTL_ADVICE_COLD, 0));
+	expect(EINVAL, ioctl(fd, VRAM_IOCTL_ADVISE, &args));
+	expect(0, release(fd, address));
+	expect(ENXIO, advise(fd, address, 1, VRAM_IOCTL_ADVICE_COLD, 0));
+}
+
+/* Nothing happens meanwhile that one is told. */
+static void test_no_events(int fd)
+{
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+	struct vram_ioctl_event event;
+
+	expect(EAGAIN, ioctl(fd, VRAM_IOCTL_EVENT, &event));
+	expect(EAGAIN, ioctl(fd, VRAM_IOCTL_EVENT, NULL));
+	check(poll(&pollfd, 1, 10) == 0);
+}
+
 static void test_transfer_shapes(int fd)
 {
 	static const size_t lengths[] = {
@@ -868,6 +913,8 @@ int main(int argc, char **argv)
 	test_alloc(fd);
 	test_free(fd);
 	test_query(fd);
+	test_advise(fd);
+	test_no_events(fd);
 	test_transfer_shapes(fd);
 	test_transfer_memory_kinds(fd);
 	test_transfer_errors(fd);

@@ -66,6 +66,12 @@ pub(crate) enum Command {
     },
     /// Fill an allocation with a pattern, on the device
     Fill(Fill),
+    /// Tell the host how an allocation will be used
+    Advise {
+        handle: Handle,
+        #[command(subcommand)]
+        advice: AdviceArgument,
+    },
     /// Read an allocation back and compare it
     Verify {
         handle: Handle,
@@ -86,6 +92,15 @@ pub(crate) enum Command {
     },
     /// List what is held
     List,
+    /// Show what happens to the slice's memory, as it happens
+    Events {
+        /// End after so many; without it, never
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+        count: Option<u64>,
+        /// End after so long
+        #[arg(long, value_parser = seconds, allow_hyphen_values = true)]
+        seconds: Option<f64>,
+    },
     /// Free everything and end the holder
     Release {
         /// Also what other commands are using
@@ -104,10 +119,40 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Raw {
         /// alloc LEN [ALIGN], free A, write A HEX, read A LEN, copy DST SRC LEN, fill A LEN PATTERN [WIDTH], query A,
-        /// fence [all], stream N, sleep MS; an address is 0x… or @N[+OFFSET], with N the number of the alloc
+        /// advise A LEN prefetch|cold|pin|unpin|gpu N, fence [all], stream N, sleep MS; an address is 0x… or @N[+OFFSET], with N the number of the alloc
         #[arg(required = true)]
         steps: Vec<String>,
     },
+}
+
+/// What the host is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub(crate) enum AdviceArgument {
+    /// Needed soon: bring it to the GPUs
+    Prefetch,
+    /// Not needed soon
+    Cold,
+    /// Keep it on the GPUs, within the slice's guarantee
+    Pin,
+    /// It may leave the GPUs again
+    Unpin,
+    /// Best on one GPU
+    Gpu {
+        /// Its number, as in info
+        number: u32,
+    },
+}
+
+impl From<AdviceArgument> for vram::Advice {
+    fn from(advice: AdviceArgument) -> Self {
+        match advice {
+            AdviceArgument::Prefetch => Self::Prefetch,
+            AdviceArgument::Cold => Self::Cold,
+            AdviceArgument::Pin => Self::Pin,
+            AdviceArgument::Unpin => Self::Unpin,
+            AdviceArgument::Gpu { number } => Self::PreferGpu(number),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -271,6 +316,12 @@ mod tests {
             "vram free x --all",
             "vram verify x --file f --sha256 00",
             "vram verify x --sha256 00",
+            "vram advise x",
+            "vram advise x hot",
+            "vram advise x gpu",
+            "vram advise x pin 1",
+            "vram events --count 0",
+            "vram events --seconds -1",
             "vram bench --streams 0",
             "vram bench --seconds nan",
             "vram bench --seconds 0",

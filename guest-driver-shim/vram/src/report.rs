@@ -34,8 +34,9 @@ pub(crate) fn print<T: Serialize + Display>(
 /// A part of an allocation on one GPU, in one tier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Part {
-    pub(crate) gpu: u32,
-    pub(crate) gpu_name: String,
+    /// `None` for a tier that has no GPU.
+    pub(crate) gpu: Option<u32>,
+    pub(crate) gpu_name: Option<String>,
     pub(crate) home: bool,
     #[serde(serialize_with = "tier")]
     pub(crate) tier: Tier,
@@ -53,6 +54,11 @@ impl Display for TierName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Tier::Gpu => f.write_str("gpu"),
+            Tier::Host => f.write_str("host"),
+            Tier::Compressed => f.write_str("compressed"),
+            Tier::Disk => f.write_str("disk"),
+            Tier::Remote => f.write_str("remote"),
+            Tier::Damaged => f.write_str("damaged"),
             Tier::Lost => f.write_str("lost"),
             Tier::Other(number) => write!(f, "tier-{number}"),
             other => write!(f, "{other:?}"),
@@ -70,10 +76,11 @@ pub(crate) fn parts(placement: &Placement, info: &Info) -> Vec<Part> {
                 part.extents = part.extents.saturating_add(1);
             }
             None => {
-                let gpu = info.gpus.iter().find(|gpu| gpu.index == extent.gpu);
+                let gpu = info.gpus.iter().find(|gpu| Some(gpu.index) == extent.gpu);
+                let name = || gpu.map_or_else(|| "unknown".to_owned(), |gpu| gpu.name.clone());
                 parts.push(Part {
                     gpu: extent.gpu,
-                    gpu_name: gpu.map_or_else(|| "unknown".to_owned(), |gpu| gpu.name.clone()),
+                    gpu_name: extent.gpu.map(|_| name()),
                     home: gpu.is_some_and(|gpu| gpu.home),
                     tier: extent.tier,
                     bytes: extent.len_bytes,
@@ -87,7 +94,10 @@ pub(crate) fn parts(placement: &Placement, info: &Info) -> Vec<Part> {
 
 impl Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU {} {}", self.gpu, self.gpu_name)?;
+        match (self.gpu, &self.gpu_name) {
+            (Some(gpu), Some(name)) => write!(f, "GPU {gpu} {name}")?,
+            _ => f.write_str("no GPU")?,
+        }
         if self.home {
             f.write_str(" (home)")?;
         }
@@ -97,6 +107,11 @@ impl Display for Part {
         }
         match self.tier {
             Tier::Gpu => Ok(()),
+            Tier::Host => f.write_str(", in the host's memory"),
+            Tier::Compressed => f.write_str(", in the host's memory, compressed"),
+            Tier::Disk => f.write_str(", on a disk of the host"),
+            Tier::Remote => f.write_str(", on another machine"),
+            Tier::Damaged => f.write_str(", DAMAGED and lost"),
             Tier::Lost => f.write_str(", LOST with the GPU"),
             other => write!(f, ", {}", TierName(other)),
         }
@@ -182,6 +197,23 @@ impl Display for Done {
     }
 }
 
+/// What the host was told something about, and where it was then.
+#[derive(Debug, Serialize)]
+pub(crate) struct Advised {
+    pub(crate) name: Name,
+    pub(crate) placement: Vec<Part>,
+}
+
+impl Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "name        {}", self.name)?;
+        for part in &self.placement {
+            write!(f, "\nplacement   {part}")?;
+        }
+        Ok(())
+    }
+}
+
 /// What is held.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
@@ -231,12 +263,15 @@ mod tests {
         let extent = |gpu, tier| Extent { address: DeviceAddress(0), len_bytes: 1 << 20, gpu, tier };
         let placement = Placement {
             base: DeviceAddress(0),
-            len_bytes: 4 << 20,
+            len_bytes: 7 << 20,
             extents: vec![
-                extent(1, Tier::Gpu),
-                extent(0, Tier::Gpu),
-                extent(1, Tier::Gpu),
-                extent(7, Tier::Lost),
+                extent(Some(1), Tier::Gpu),
+                extent(Some(0), Tier::Gpu),
+                extent(None, Tier::Disk),
+                extent(Some(1), Tier::Gpu),
+                extent(Some(7), Tier::Lost),
+                extent(None, Tier::Damaged),
+                extent(None, Tier::Disk),
             ],
         };
         let gpu = |index, name: &str, home| Gpu {
@@ -266,7 +301,9 @@ mod tests {
             [
                 "GPU 1 One (home): 2 MiB in 2 pieces",
                 "GPU 0 Zero: 1 MiB",
-                "GPU 7 unknown: 1 MiB, LOST with the GPU"
+                "no GPU: 2 MiB in 2 pieces, on a disk of the host",
+                "GPU 7 unknown: 1 MiB, LOST with the GPU",
+                "no GPU: 1 MiB, DAMAGED and lost"
             ]
         );
     }

@@ -216,6 +216,37 @@ fn fill_changes_every_byte_and_forgets_the_digest() {
 }
 
 #[test]
+fn advise_is_heard_and_shows_where_the_bytes_are() {
+    let Some(bench) = Bench::new() else { return };
+    bench.file("f", 20 << 20);
+    bench.ok(&["put", "f", "--name", "x"]);
+
+    for advice in [&["prefetch"][..], &["cold"], &["pin"], &["unpin"], &["gpu", "1"]] {
+        let arguments: Vec<&str> = ["advise", "x"].iter().chain(advice).copied().collect();
+        let advised = bench.json(&arguments);
+        assert_eq!((&advised["name"], &advised["placement"][0]["tier"]), (&"x".into(), &"gpu".into()));
+    }
+
+    assert!(bench.ok(&["advise", "x", "cold"]).contains("placement   GPU 0 Fake GPU zero"));
+    assert!(bench.fails(1, &["advise", "x", "gpu", "2"]).contains("GPU or overlap is not valid"));
+    assert!(bench.fails(1, &["advise", "y", "cold"]).contains('y'));
+}
+
+#[test]
+fn events_are_shown_as_they_come_until_there_were_enough() {
+    let Some(bench) = Bench::new() else { return };
+
+    let shown = bench.ok(&["events", "--count", "3"]);
+    let starts: Vec<&str> = shown.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(starts, ["gpu-lost", "data-lost", "limit-changed"]);
+    assert!(shown.contains("4 KiB from 0x7f0000000000 on") && shown.contains("256 MiB, of which 128 MiB"));
+
+    let shown = bench.ok(&["events", "--seconds", "0.05", "-o", "json"]);
+    let last: serde_json::Value = serde_json::from_str(shown.lines().last().unwrap()).unwrap();
+    assert_eq!((shown.lines().count(), &last["event"], &last["count"]), (4, &"missed".into(), &5.into()));
+}
+
+#[test]
 fn put_from_a_pipe_needs_a_size_and_get_writes_to_one() {
     let Some(bench) = Bench::new() else { return };
     let with_input = |arguments: &[&str], input: &'static [u8]| {

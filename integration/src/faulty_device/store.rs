@@ -134,6 +134,9 @@ impl Store {
                 self.allocations.remove(address);
             }
             Request::Query(query) => return self.query(context, query).map(Answer::of_payload),
+            Request::Advise(advise) => {
+                self.find(context, advise.range.address, advise.range.length)?;
+            }
             Request::Write(range) => {
                 if asked.data.len_bytes() != range.length {
                     return Err(Status::BadLength);
@@ -184,7 +187,7 @@ impl Store {
         self.driver_epoch = Some(hello.driver_epoch);
         let reply = HelloReply {
             abi_major: ABI_MAJOR,
-            abi_minor: ABI_MINOR,
+            abi_minor: hello.abi_minor.min(ABI_MINOR),
             max_contexts: MAX_CONTEXTS,
             max_allocations: MAX_ALLOCATIONS,
             max_streams: MAX_STREAMS,

@@ -26,6 +26,7 @@ const STATUSES: &[(Status, &str)] = &[
     (Status::TransferFailed, "EIO"),
     (Status::Cancelled, "ESTALE"),
     (Status::Internal, "EIO"),
+    (Status::DataLost, "EBADMSG"),
 ];
 
 #[test]
@@ -36,7 +37,7 @@ fn statuses_become_the_errno_of_their_table_and_leave_nothing() {
     let address = calls.alloc(0, MIB);
     let known = STATUSES.iter().map(|(status, error)| (status.code(), *error));
 
-    for (status, error) in known.chain([(21, "EIO"), (999, "EIO"), (u32::MAX, "EIO")]) {
+    for (status, error) in known.chain([(22, "EIO"), (999, "EIO"), (u32::MAX, "EIO")]) {
         bench.device.arm(Fault::Status(status), Requests::All, When::Nth(1));
         // What is asked changes from one to the next, so that every opcode has its turn.
         let (call, has_moved) = match status % 7 {

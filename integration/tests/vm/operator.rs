@@ -1,7 +1,7 @@
 //! What the operator does and sees while a VM uses the daemon.
 
-use serde_json::json;
-use vram_integration::{RIG_SLICE, RigConfig, Vramd, VramdConfig, guest_with_driver};
+use serde_json::{Value, json};
+use vram_integration::{RIG_SLICE, Rig, RigConfig, Vramd, VramdConfig, guest_with_driver};
 
 use crate::{SHORT, lab, rig};
 
@@ -43,9 +43,37 @@ fn vramctl_shows_what_the_guest_does() {
     let daemon = rig.daemon.vramctl_json(&["daemon"]).unwrap();
     assert_eq!(daemon["simulated"], true, "{daemon:#}");
 
+    let advised = rig.vm.vram("advise half gpu 1", SHORT).unwrap();
+    assert_eq!(advised["name"], "half", "{advised:#}");
+    let steps = ["alloc 1MiB", "advise @0 1MiB pin", "advise @0+1 1MiB cold", "advise @0 1 gpu 2"];
+    let outcomes = rig.vm.raw_steps(&steps, SHORT).unwrap();
+    assert_eq!(outcomes[1].result(), Some("heard"), "{outcomes:?}");
+    assert!(outcomes[2].is_errno("ENXIO") && outcomes[3].is_errno("EINVAL"), "{outcomes:?}");
+
     rig.vm.vram("release", SHORT).unwrap();
     rig.wait_until_empty().unwrap();
+    resize_is_told(&rig);
     rig.finish().unwrap();
+}
+
+/// Programs that wait for events hear of a resize, each of its own.
+fn resize_is_told(rig: &Rig) {
+    let wait = "for n in 1 2; do vram -o json events --count 1 >/tmp/events.$n & pids=\"$pids $!\"; done; \
+                for pid in $pids; do until ls -l /proc/$pid/fd | grep -q vram0; do sleep 0.05; done; done; \
+                echo $pids >/tmp/events.pids";
+    rig.vm.run_ok(wait, SHORT).unwrap();
+
+    rig.daemon.vramctl(&["slice", "resize", RIG_SLICE, "--limit", "256MiB", "--guarantee", "64MiB"]).unwrap();
+
+    let told = "for pid in $(cat /tmp/events.pids); do while [ -d /proc/$pid/fd ] && ls -l /proc/$pid/fd | \
+                grep -q vram0; do sleep 0.05; done; done; cat /tmp/events.1 /tmp/events.2";
+    let told = rig.vm.run_ok(told, SHORT).unwrap();
+    let expected = json!({ "event": "limit_changed", "limit_bytes": 256 << 20, "guarantee_bytes": 64 << 20 });
+    let lines: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines, [expected.clone(), expected], "{told}");
+    let nothing = rig.vm.run_ok("vram events --seconds 0.2", SHORT).unwrap();
+    assert_eq!(nothing, "", "who opens the device later hears of nothing before");
+    assert_eq!(rig.vm.vram("info", SHORT).unwrap()["limit_bytes"], 256 << 20);
 }
 
 /// The options `vramctl` prints for QEMU, word by word; only the socket's folder is seen under another name from

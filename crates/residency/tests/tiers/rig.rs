@@ -1,13 +1,15 @@
 //! A pool over simulated GPUs with all tiers below it.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, Weak};
 
 use vram_gpu::{Backend, DeviceRange, Pattern};
 use vram_gpu_sim::{SimBackend, SimConfig};
 use vram_guest_memory::{HostBuffer, SpanList};
 use vram_pool::{AllocRequest, Placement, SliceConfig, SliceId};
-use vram_residency::{Access, AllocateError, MemoryConfig, MemoryLease, Residency, Tier};
+use vram_residency::{
+    Access, AllocateError, MemoryConfig, MemoryEvent, MemoryLease, MemoryWatch, Residency, Tier,
+};
 use vram_tier::testing::Faults;
 use vram_tier::{
     ChunkedStore, CompressedConfig, DiskConfig, HostConfig, HostStore, RemoteConfig, Store, TierConfig,
@@ -32,6 +34,22 @@ pub(crate) struct Rig {
     pub(crate) faults: Vec<Faults>,
     pub(crate) stores: Vec<Arc<dyn Store>>,
     _dir: tempfile::TempDir,
+}
+
+/// What somebody was told.
+#[derive(Default)]
+pub(crate) struct Watch(Mutex<Vec<MemoryEvent>>);
+
+impl Watch {
+    pub(crate) fn events(&self) -> Vec<MemoryEvent> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl MemoryWatch for Watch {
+    fn happened(&self, event: MemoryEvent) {
+        self.0.lock().unwrap().push(event);
+    }
 }
 
 impl Rig {
@@ -84,6 +102,14 @@ impl Rig {
         let memory = MemoryConfig { shard_bytes: SHARD, reserve_bytes: 0 };
         let residency = Residency::with_tiers(backend, memory, opened).unwrap();
         Self { sim, residency, faults, stores, _dir: dir }
+    }
+
+    /// Somebody who is told what happens to the memory of a slice.
+    pub(crate) fn watch(&self, slice: SliceId) -> Arc<Watch> {
+        let watch = Arc::<Watch>::default();
+        let weak: Weak<Watch> = Arc::downgrade(&watch);
+        self.residency.subscribe(slice, weak);
+        watch
     }
 
     pub(crate) fn slice(&self, name: &str, limit: u64, guarantee: u64) -> SliceId {

@@ -1,8 +1,8 @@
 //! One rule each.
 
-use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
+use vram_gpu::{DeviceAddress, DeviceRange, GpuError, GpuId};
 use vram_pool::Place;
-use vram_residency::{Advice, AdviseError, MemoryLease};
+use vram_residency::{Advice, AdviseError, MemoryEvent, MemoryLease};
 use vram_transfer::TransferError;
 
 use crate::rig::{Rig, SHARD, Tiers};
@@ -94,6 +94,7 @@ fn damaged_bytes_are_lost_and_never_wrong() {
     let slice = rig.slice("a", 8 * SHARD, 0);
     let lease = rig.alloc(slice, 8 * SHARD).unwrap();
     let bytes = noise(8 * SHARD, 5);
+    let watch = rig.watch(slice);
     rig.faults[0].damage_write(1);
     rig.write(slice, lease.range(), &bytes).result.unwrap();
     let mut lost = 0;
@@ -106,6 +107,11 @@ fn damaged_bytes_are_lost_and_never_wrong() {
         }
     }
     assert_eq!(lost, 1);
+    let [MemoryEvent::DataLost(told)] = watch.events()[..] else { panic!("{:?}", watch.events()) };
+    let damaged = Place::Damaged;
+    let places: Vec<_> = rig.residency.pool().extents(slice, lease.range()).collect();
+    let found = places.iter().filter(|extent| extent.place == damaged).map(|extent| extent.range.start);
+    assert_eq!((told.len_bytes, vec![told.start]), (SHARD, found.collect()));
     drop(lease);
     assert!(rig.residency.wait_released(slice, std::time::Duration::from_secs(10)));
     // What was damaged is as good as new.
@@ -113,6 +119,22 @@ fn damaged_bytes_are_lost_and_never_wrong() {
     let (outcome, read) = rig.read(slice, lease.range());
     outcome.result.unwrap();
     assert!(read.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn watch_hears_what_concerns_its_slice_and_ends_with_who_keeps_it() {
+    let rig = Rig::new("1x4MiB", Tiers::default());
+    let (one, other) = (rig.slice("a", 2 * SHARD, 0), rig.slice("b", 2 * SHARD, 0));
+    let (watch, beside, gone) = (rig.watch(one), rig.watch(other), rig.watch(one));
+    drop(gone);
+
+    rig.residency.resize_slice(one, SHARD, 0).unwrap();
+    rig.residency.resize_slice(one, SHARD, 5 * SHARD).unwrap_err();
+    let gone = || GpuError::DeviceLost { gpu: GpuId(0), reason: String::new() };
+    assert!(rig.residency.note(&gone()) && rig.residency.note(&gone()));
+
+    assert_eq!(watch.events(), [MemoryEvent::LimitChanged, MemoryEvent::GpuLost(GpuId(0))]);
+    assert_eq!(beside.events(), [MemoryEvent::GpuLost(GpuId(0))]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use vram::{Device, DeviceAddress, Pattern};
+use vram::{Advice, Device, DeviceAddress, Pattern};
 
 use super::{Context, UsageError};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     file::{Destination, Source},
     holder::{Entry, Handle, Name, Wish},
     pipeline,
-    report::{self, CopySource, Done, Part, Rate},
+    report::{self, Advised, CopySource, Done, Part, Rate},
 };
 
 /// Allocates and fills from a file. If anything fails the holder frees the memory, because this command goes away.
@@ -111,6 +111,16 @@ pub(crate) fn fill(context: &mut Context<'_>, fill: &Fill) -> Result<()> {
     let elapsed = start.elapsed();
     let done = Done { rate: Rate::new(entry.bytes, elapsed, elapsed), ..of(&entry) };
     report::print(context.out, context.format, &done)?;
+    Ok(())
+}
+
+/// Tells the host how an allocation will be used, and shows where it is now.
+pub(crate) fn advise(context: &mut Context<'_>, handle: &Handle, advice: Advice) -> Result<()> {
+    let mut session = context.session()?;
+    let (entry, address) = session.open(handle)?;
+    session.device().advise(address, entry.bytes, advice)?;
+    let placement = place(session.device(), address)?;
+    report::print(context.out, context.format, &Advised { name: entry.name, placement })?;
     Ok(())
 }
 

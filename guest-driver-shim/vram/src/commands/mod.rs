@@ -2,6 +2,7 @@
 
 mod bench;
 mod bytes;
+mod events;
 mod hold;
 mod info;
 mod names;
@@ -91,11 +92,13 @@ pub(crate) fn run(arguments: Arguments, out: &mut dyn Write) -> Result<()> {
         Command::Get { handle, file } => bytes::get(context, &handle, &file),
         Command::Copy { source, name, alignment } => bytes::copy(context, &source, name, alignment.0),
         Command::Fill(fill) => bytes::fill(context, &fill),
+        Command::Advise { handle, advice } => bytes::advise(context, &handle, advice.into()),
         Command::Verify { handle, file, sha256 } => verify::verify(context, &handle, file.as_deref(), sha256),
         Command::Free { handle: Some(handle), .. } => names::free(context, &handle),
         Command::Free { handle: None, .. } => names::free_all(context, false),
         Command::List => names::list(context),
         Command::Release { force } => names::free_all(context, force),
+        Command::Events { count, seconds } => events::events(context, count, seconds),
         Command::Bench(bench) => bench::bench(context, &bench),
         Command::Hold { background } => hold::hold(context, background),
         Command::Raw { steps } => raw::raw(context, &steps),

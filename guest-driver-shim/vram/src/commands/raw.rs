@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use vram::{Device, DeviceAddress, Pattern, StreamId};
+use vram::{Advice, Device, DeviceAddress, Pattern, StreamId};
 
 use super::{Context, StepsFailed, UsageError, bytes::pattern};
 use crate::{
@@ -37,6 +37,7 @@ enum Step {
     Copy { destination: Place, source: Place, len_bytes: u64 },
     Fill { place: Place, len_bytes: u64, pattern: Pattern },
     Query(Place),
+    Advise(Place, u64, Advice),
     Fence { all: bool },
     Stream(u32),
     Sleep(Duration),
@@ -122,12 +123,15 @@ impl Machine {
                 let placement = self.device.query(self.address(*place)?)?;
                 let mut text = format!("{} {} bytes", placement.base, placement.len_bytes);
                 for extent in placement.extents {
-                    text += &format!(
-                        " [{} {} gpu {} {:?}]",
-                        extent.address, extent.len_bytes, extent.gpu, extent.tier
-                    );
+                    let gpu = extent.gpu.map_or_else(|| "none".to_owned(), |gpu| gpu.to_string());
+                    text +=
+                        &format!(" [{} {} gpu {gpu} {:?}]", extent.address, extent.len_bytes, extent.tier);
                 }
                 text
+            }
+            Step::Advise(place, len_bytes, advice) => {
+                self.device.advise(self.address(*place)?, *len_bytes, *advice)?;
+                "heard".to_owned()
             }
             Step::Fence { all: true } => {
                 self.device.fence_all()?;
@@ -194,6 +198,7 @@ fn parse_words(text: &str) -> Result<Step, &'static str> {
             Step::Fill { place, len_bytes, pattern }
         }
         "query" => Step::Query(place(words)?),
+        "advise" => Step::Advise(place(words)?, size(words)?, advice(words)?),
         "fence" => match words.next() {
             None => Step::Fence { all: false },
             Some("all") => Step::Fence { all: true },
@@ -206,6 +211,17 @@ fn parse_words(text: &str) -> Result<Step, &'static str> {
         _ => return Err("there is no such step; see vram raw --help"),
     };
     if words.next().is_some() { Err("there is something behind its end") } else { Ok(step) }
+}
+
+fn advice(words: &mut SplitWhitespace<'_>) -> Result<Advice, &'static str> {
+    Ok(match words.next().ok_or("the advice is missing")? {
+        "prefetch" => Advice::Prefetch,
+        "cold" => Advice::Cold,
+        "pin" => Advice::Pin,
+        "unpin" => Advice::Unpin,
+        "gpu" => Advice::PreferGpu(parsed(words, "the GPU is missing or no number")?),
+        _ => return Err("the advice is prefetch, cold, pin, unpin or gpu N"),
+    })
 }
 
 fn parsed<T: FromStr>(words: &mut SplitWhitespace<'_>, problem: &'static str) -> Result<T, &'static str> {
@@ -277,6 +293,8 @@ mod tests {
             ("fill @0 8 0xab", Step::Fill { place: AT0, len_bytes: 8, pattern: Pattern::U8(0xab) }),
             ("fill @0 8 0xabcd 2", Step::Fill { place: AT0, len_bytes: 8, pattern: Pattern::U16(0xabcd) }),
             ("query @0", Step::Query(AT0)),
+            ("advise @0 4KiB cold", Step::Advise(AT0, 4096, Advice::Cold)),
+            ("advise 0x10 1 gpu 3", Step::Advise(Place::Address(16), 1, Advice::PreferGpu(3))),
             ("fence", Step::Fence { all: false }),
             ("fence all", Step::Fence { all: true }),
             ("stream 3", Step::Stream(3)),
@@ -301,6 +319,10 @@ mod tests {
             "fill @0 8 256",
             "fill @0 8 1 3",
             "fence x",
+            "advise @0 1",
+            "advise @0 1 hot",
+            "advise @0 1 gpu",
+            "advise @0 1 pin 3",
             "stream -1",
         ] {
             assert!(matches!(parse(text), Err(UsageError::Step { .. })), "{text}");
