@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use vram_protocol::{
-    Advice, Advise, Alloc, ConfigSpace, ContextOpen, Copy, DEVICE_SIMULATED, EventMessage, Extent, Fill,
-    GPU_HOME, GPU_NONE, GpuEntry, Header, Hello, HelloReply, InfoReply, Query, QueryReply, QueueKind, Range,
-    Request, Response, Status, TIER_DAMAGED, TIER_DISK, TIER_GPU, TIER_LOST,
+    Advice, Advise, Alloc, ConfigSpace, ContextOpen, Copy, DEVICE_SIMULATED, EVENT_DATA_LOST, EVENT_GPU_LOST,
+    EVENT_LIMIT_CHANGED, EVENT_MISSED, EventMessage, Extent, Fill, GPU_HOME, GPU_NONE, GpuEntry, Header,
+    Hello, HelloReply, InfoReply, Query, QueryReply, QueueKind, Range, Request, Response, Status,
+    TIER_DAMAGED, TIER_DISK, TIER_GPU, TIER_LOST,
 };
 
 const TAG: u64 = 0x1122_3344_5566_7788;
@@ -218,6 +219,34 @@ fn structures() -> Vec<&'static str> {
         both_ways!(
             "extent-damaged",
             Extent { address: ADDRESS, length: 64 * MIB, gpu: GPU_NONE, tier: TIER_DAMAGED, reserved0: 0 }
+        ),
+        both_ways!(
+            "event-gpu-lost",
+            EventMessage { kind: EVENT_GPU_LOST, reserved0: 0, epoch: EPOCH, value: 3, extra: 0 }
+        ),
+        both_ways!(
+            "event-data-lost",
+            EventMessage {
+                kind: EVENT_DATA_LOST,
+                reserved0: 0,
+                epoch: EPOCH,
+                value: ADDRESS,
+                extra: 64 * MIB,
+            }
+        ),
+        both_ways!(
+            "event-limit-changed",
+            EventMessage {
+                kind: EVENT_LIMIT_CHANGED,
+                reserved0: 0,
+                epoch: EPOCH,
+                value: 8 * GIB,
+                extra: 2 * GIB,
+            }
+        ),
+        both_ways!(
+            "event-missed",
+            EventMessage { kind: EVENT_MISSED, reserved0: 0, epoch: EPOCH, value: 7, extra: 0 }
         ),
         both_ways!(
             "event",

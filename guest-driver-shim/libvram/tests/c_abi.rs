@@ -84,6 +84,8 @@ fn program_with_a_device_uses_every_function() {
 
         let output = Command::new(&program)
             .env("LD_PRELOAD", &fake)
+            // Cargo's own path may lead to a library of another build.
+            .env("LD_LIBRARY_PATH", libraries())
             .env("VRAM_FAKE_DEVICE", "/dev/vram-test")
             .env("VRAM_DEVICE", "/dev/vram-test")
             .output()

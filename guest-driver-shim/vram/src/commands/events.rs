@@ -2,7 +2,6 @@
 
 use std::{
     fmt::{self, Display},
-    io::Write,
     time::{Duration, Instant},
 };
 
