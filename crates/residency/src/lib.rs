@@ -6,12 +6,15 @@
 //! What is read or written finds out where it is when its turn comes ([`Residency::access`]), and keeps it there
 //! meanwhile. A region that moves to another GPU waits for that, and then is waited for.
 //!
-//! Three kinds of threads run this code: whoever allocates (a guest's control thread) does the work of its own
-//! allocation itself; freed ranges are handled by a thread of this crate for each slice, so that a free never waits and
-//! no slice waits for what another frees; and one thread moves regions.
+//! What does not fit the GPUs lies in tiers and is served there, or comes back; see `docs/decisions/0016`.
 //!
-//! Locks, in this order, none held across a GPU call: the pool, then the shard table or the list of who waits for
-//! moving bytes. A stream of the transfer engine may hold its own lock around the pool's, never the other way.
+//! Whoever allocates (a guest's control thread) does the work of its own allocation itself. Each slice has a thread that
+//! takes back what it frees, so that a free never waits, and one that brings its regions to where they are needed. One
+//! thread moves regions off GPUs that are drained, and one, if there are tiers, keeps room ahead of demand.
+//!
+//! Locks, in this order, none held across a call of a GPU or a tier: the pool, then the table of shards or of tiers, or the
+//! list of who waits for moving bytes. The landing addresses are locked for as long as a region lands there, before all of
+//! these. A stream of the transfer engine may hold its own lock around the pool's, never the other way.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::unwrap_used,
@@ -36,6 +39,7 @@ mod promote;
 mod release;
 mod relocate;
 mod residency;
+mod shift;
 mod tend;
 mod tiers;
 mod watch;
