@@ -17,7 +17,7 @@ demo: ## a real virtual machine uses a GPU memory larger than any one (simulated
 
 build: ## release builds of everything; programs lie in target/release
 	tools/setup.sh
-	$(CARGO) build --workspace --release
+	$(CARGO) build --workspace --release --features vramd/s3
 
 test: ## all tests, those with virtual machines too
 	tools/setup.sh --lab
@@ -33,8 +33,10 @@ lint: ## formatting and clippy, warnings are errors
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-check: lint ## lint, our own checks, documentation, licences, a little fuzzing
+check: lint ## lint, our own checks, documentation, licences, a little fuzzing, what only a feature brings
 	tools/setup.sh --lint --fuzz --deny
+	$(CARGO) test -p vram-tier --features s3 --test s3 --test stores
+	$(CARGO) clippy -p vram-tier -p vramd --features vramd/s3 --all-targets -- -D warnings
 	$(CARGO) run --quiet -p xtask -- check
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	tools/deny.sh
