@@ -2,8 +2,8 @@
 //!
 //! Random steps of several slices that promise more than the GPUs have, in a pool with tiers below it, with faults at
 //! random points: stores that fail, fill up, or return other bytes; copies that fail; GPUs that are lost. After each
-//! step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with `VRAM_LONG=1`; the seed
-//! is printed, and taken from `VRAM_SEED` if that is set.
+//! step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with `VRAM_LONG=1`, and then with
+//! another seed each time; the seed is printed, and taken from `VRAM_SEED` if that is set.
 
 mod model;
 mod rig;
@@ -11,15 +11,20 @@ mod scenes;
 
 use model::{Mode, walk};
 
-fn steps(normal: u64) -> u64 {
-    if std::env::var_os("VRAM_LONG").is_some() { normal * 100 } else { normal }
+fn is_long() -> bool {
+    std::env::var_os("VRAM_LONG").is_some()
 }
 
+fn steps(normal: u64) -> u64 {
+    if is_long() { normal * 100 } else { normal }
+}
+
+/// The same every time, so that what fails is the last change; another each time for those who look for more.
 fn seed() -> u64 {
     let chosen = std::env::var("VRAM_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = chosen.unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
-    });
+    let now =
+        || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = chosen.unwrap_or_else(|| if is_long() { now() } else { 0x2545_f491_4f6c_dd1d });
     println!("VRAM_SEED={seed}");
     seed
 }
