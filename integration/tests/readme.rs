@@ -82,11 +82,14 @@ fn commands_of_the_readme_work_on_a_host_and_in_a_guest() -> Result<()> {
     host.stop(dir.path())
 }
 
+/// The guest builds the module with an emulated processor.
+const COMMAND_LIMIT: Duration = Duration::from_secs(600);
+
 fn in_guest(vm: &Vm, command: &str) -> Result<String> {
     let script = format!(
         "chroot /guest /bin/bash -c 'cd /root/work && export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin && {command}'"
     );
-    vm.run_ok(&script, Duration::from_secs(120)).with_context(|| format!("in the guest: {command}"))
+    vm.run_ok(&script, COMMAND_LIMIT).with_context(|| format!("in the guest: {command}"))
 }
 
 /// The host's half: a shell in namespaces of its own, so that installing touches nothing of this machine and
