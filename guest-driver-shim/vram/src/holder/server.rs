@@ -88,8 +88,13 @@ pub(crate) fn serve<M: Memory + AsFd>(
     let served = holder.run();
     // While the lock is still ours, so that the next holder's socket is not the one removed.
     let removed = fs::remove_file(&place.socket).map_err(file_error(&place.socket));
+    drop(holder);
     drop(lock);
-    served.and(removed)
+    if let Some(Farewell { mut stream, reply }) = served? {
+        // Who does not read it has ended.
+        let _ = stream.write_all(&reply);
+    }
+    removed
 }
 
 /// Takes the lock, unless a living holder has it.
@@ -126,14 +131,15 @@ struct Holder<M> {
 }
 
 impl<M: Memory + AsFd> Holder<M> {
-    fn run(&mut self) -> Result<(), ServeError> {
+    /// Returns whom to tell, once nothing is left of the holder, that all is freed.
+    fn run(&mut self) -> Result<Option<Farewell>, ServeError> {
         let start = Instant::now();
         let mut next_number = 0;
         loop {
             let grace = GRACE.saturating_sub(start.elapsed());
             let idle = self.table.is_empty() && self.clients.is_empty();
             if idle && (self.used || grace.is_zero()) {
-                return Ok(());
+                return Ok(None);
             }
             let (knocked, talking) = self.wait(if idle { grace } else { Duration::MAX })?;
             for number in talking {
@@ -144,7 +150,10 @@ impl<M: Memory + AsFd> Holder<M> {
                             self.table.leave(connection.client);
                         }
                     }
-                    Next::End => return Ok(()),
+                    Next::End { reply } => {
+                        let asked = self.clients.remove(&number);
+                        return Ok(asked.map(|asked| Farewell { stream: asked.stream, reply }));
+                    }
                 }
             }
             if knocked {
@@ -203,7 +212,16 @@ enum Next {
     Keep,
     Drop,
     /// All was freed: nobody shall put anything into this context any more.
-    End,
+    End {
+        /// What is still to be said.
+        reply: Vec<u8>,
+    },
+}
+
+/// The last reply. It is sent once the device is closed, so that whoever has it can unload the driver.
+struct Farewell {
+    stream: UnixStream,
+    reply: Vec<u8>,
 }
 
 /// Reads what is there; returns whether the client has ended.
@@ -238,12 +256,12 @@ fn answer<M: Memory + AsFd>(
         };
         let mut bytes = serde_json::to_vec(&reply)?;
         bytes.push(b'\n');
+        if frees_all && matches!(reply, Reply::Freed { .. }) {
+            return Ok(Next::End { reply: bytes });
+        }
         match reply {
             Reply::Welcome { .. } => fd::send(&connection.stream, &bytes, table.memory().as_fd())?,
             _ => connection.stream.write_all(&bytes)?,
-        }
-        if frees_all && matches!(reply, Reply::Freed { .. }) {
-            return Ok(Next::End);
         }
     }
     if connection.inbox.len() >= MAX_LINE_BYTES {
@@ -392,6 +410,9 @@ mod tests {
         let reply = say(&mut client, r#"{"free_all":{"force":false}}"#);
 
         assert_eq!(reply, "{\"freed\":{\"allocations\":1,\"bytes\":5}}\n");
+        // Whoever is told that all is freed may unload the driver: nothing of the holder is left.
+        assert_eq!(Arc::strong_count(&running.alive), 1);
+        assert!(!running.place.socket.exists());
         running.thread.join().unwrap().unwrap();
         assert_eq!(other.read_line(&mut String::new()).unwrap(), 0);
     }
