@@ -2,7 +2,11 @@
 //! and programs in the guest that use it.
 //!
 //! At most two VMs run at once. Every test ends with the guest's kernel and the daemon asked for complaints.
+//!
+//! Tests start in the order of their names, and the longest, which mostly waits for one emulated processor, comes first
+//! so that the others run beside it.
 
+mod as_the_readme_says;
 mod calls;
 mod cuda;
 mod endings;
