@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange, Tier};
+use vram_control_api::v1::{Daemon, Gpu, NewSlice, Slice, SliceChange, Tier};
 use vram_control_server::{ControlServer, ControlState, Refusal};
 
 struct Nothing;
@@ -35,6 +35,14 @@ impl ControlState for Nothing {
 
     fn undrain_gpu(&self, index: u16) -> Result<Gpu, Refusal> {
         Err(Refusal::NotFound { message: format!("gpu{index} is not part of the pool") })
+    }
+
+    fn create_slice(&self, slice: NewSlice) -> Result<Slice, Refusal> {
+        Err(Refusal::Invalid { message: slice.name })
+    }
+
+    fn remove_slice(&self, name: &str) -> Result<Slice, Refusal> {
+        Err(Refusal::Conflict { message: name.to_owned() })
     }
 
     fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {

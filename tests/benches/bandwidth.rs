@@ -53,6 +53,7 @@ fn main() -> Result<()> {
         socket_dir: dir.path().to_owned(),
         control: dir.path().join("control.sock"),
         control_group: None,
+        socket_group: None,
         virtio_id: 37,
         log_level: LogLevel::Warn,
         slices: vec![SliceConfig {

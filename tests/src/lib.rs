@@ -56,6 +56,7 @@ impl TestDaemon {
             gpu_is_default: false,
             shard: vram_control_api::ByteSize(SHARD_BYTES),
             socket_dir: dir.path().to_owned(),
+            socket_group: None,
             control: dir.path().join("control.sock"),
             control_group: None,
             virtio_id: 37,

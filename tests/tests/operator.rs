@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use vram_testkit::{Driver, VmSpec};
 use vram_tests::binary;
 
 fn vramd(args: &[&str]) -> Result<Output> {
@@ -231,5 +232,86 @@ fn slices_are_resized_and_gpus_drained_under_a_running_daemon() -> Result<()> {
     assert!(!text(&run(&["gpu", "list"])?.stdout).contains("drained"));
     let nobody = run(&["slice", "resize", "nobody", "--limit", "1GiB"])?;
     assert!(text(&nobody.stderr).contains("batch"), "{nobody:?}");
+    Ok(())
+}
+
+#[test]
+fn slices_are_made_and_removed_under_a_running_daemon() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let _running = start(dir.path())?;
+    let run = |args: &[&str]| vramctl(dir.path(), args);
+    let refused = |args: &[&str], words: &str| -> Result<()> {
+        let output = run(args)?;
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+        assert!(text(&output.stderr).contains(words), "{args:?}: {output:?}");
+        Ok(())
+    };
+    let socket = dir.path().join("late.sock");
+    for round in 0..3 {
+        let made =
+            run(&["slice", "create", "late", "--limit", "1GiB", "--guarantee", "512MiB", "--queues", "3"])?;
+        assert!(made.status.success(), "round {round}: {made:?}");
+        let json = text(&run(&["slice", "show", "late", "-o", "json"])?.stdout);
+        for part in ["\"limit_bytes\": 1073741824", "\"guarantee_bytes\": 536870912", "\"request_queues\": 3"]
+        {
+            assert!(json.contains(part), "{part} is missing: {json}");
+        }
+        refused(&["slice", "create", "late", "--limit", "1GiB"], "There is a slice late already")?;
+        let mut driver = Driver::connect(&socket, &VmSpec::default())?;
+        driver.hello(0x77)?;
+        refused(&["slice", "remove", "late"], "A VMM is connected to slice late")?;
+        drop(driver);
+        // The session ends when the daemon notices that the frontend is gone.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !run(&["slice", "remove", "late"])?.status.success() {
+            assert!(Instant::now() < deadline, "the slice cannot be removed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!socket.exists(), "the socket is left behind");
+        refused(&["slice", "show", "late"], "batch, web")?;
+        refused(&["slice", "remove", "late"], "batch, web")?;
+    }
+    // All of the pool can be promised again, and no more.
+    let rest = run(&["slice", "create", "rest", "--limit", "3GiB", "--guarantee", "3GiB"])?;
+    assert!(rest.status.success(), "{rest:?}");
+    refused(&["slice", "create", "more", "--limit", "1GiB", "--guarantee", "64MiB"], "does not fit")?;
+    Ok(())
+}
+
+#[test]
+fn slices_that_cannot_be_made_are_refused_and_leave_nothing() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let _running = start(dir.path())?;
+    let control = dir.path().join("control.sock");
+    let taken = dir.path().join("web.sock");
+    let nowhere = dir.path().join("control.sock.lock/x.sock");
+    let (control, taken, nowhere) =
+        (control.to_string_lossy(), taken.to_string_lossy(), nowhere.to_string_lossy());
+    let cases: &[(&[&str], &str)] = &[
+        (&["Bad Name", "--limit", "1GiB"], "Bad Name"),
+        (&["x", "--limit", "0"], "limit of slice x"),
+        (&["x", "--limit", "129TiB"], "limit of slice x"),
+        (&["x", "--limit", "1GiB", "--guarantee", "2GiB"], "guarantee of slice x"),
+        (&["x", "--limit", "1GiB", "--guarantee", "0"], "guarantee of slice x"),
+        (&["x", "--limit", "1GiB", "--placement", "left"], "\"left\""),
+        (&["x", "--limit", "1GiB", "--queues", "65"], "queues of slice x"),
+        (&["x", "--limit", "1GiB", "--home", "4"], "there are 4 GPUs"),
+        (&["x", "--limit", "1GiB", "--socket", "relative"], "absolute"),
+        (&["x", "--limit", "1GiB", "--socket", &control], "operator API"),
+        (&["x", "--limit", "1GiB", "--socket", &taken], "that of slice web"),
+        (&["x", "--limit", "1GiB", "--socket", &nowhere], "cannot be served"),
+        (&["x", "--limit", "1GiB", "--group", "no-such-group"], "no-such-group"),
+        (&["x", "--limit", "8GiB", "--guarantee", "8GiB"], "does not fit"),
+    ];
+    for (args, words) in cases {
+        let output = vramctl(dir.path(), &[&["slice", "create"], *args].concat())?;
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+        assert!(text(&output.stderr).contains(words), "{args:?}: {}", text(&output.stderr));
+    }
+    let list = text(&vramctl(dir.path(), &["slice", "list"])?.stdout);
+    assert_eq!(list.lines().count(), 3, "{list}");
+    // Nothing of those that failed is still promised.
+    let all = vramctl(dir.path(), &["slice", "create", "all", "--limit", "3GiB", "--guarantee", "3GiB"])?;
+    assert!(all.status.success(), "{all:?}");
     Ok(())
 }

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use crate::ClientError;
-use crate::v1::{self, Daemon, Gpu, Gpus, Slice, SliceChange, Slices, Tiers};
+use crate::v1::{self, Daemon, Gpu, Gpus, NewSlice, Slice, SliceChange, Slices, Tiers};
 
 /// How long a client waits for a whole answer unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,6 +90,17 @@ impl Client {
     pub fn change_slice(&self, name: &str, change: &SliceChange) -> Result<Slice, ClientError> {
         let body = serde_json::to_vec(change).map_err(|source| ClientError::Encode { source })?;
         self.ask(Method::PATCH, &v1::slice_path(name), body)
+    }
+
+    /// Makes a slice.
+    pub fn create_slice(&self, slice: &NewSlice) -> Result<Slice, ClientError> {
+        let body = serde_json::to_vec(slice).map_err(|source| ClientError::Encode { source })?;
+        self.ask(Method::POST, v1::SLICES_PATH, body)
+    }
+
+    /// Removes a slice; returns it as it was.
+    pub fn remove_slice(&self, name: &str) -> Result<Slice, ClientError> {
+        self.ask(Method::DELETE, &v1::slice_path(name), Vec::new())
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -11,8 +11,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use vram_control_api::ByteSize;
-use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, SliceChange, Slices, Tiers};
+use vram_control_api::v1::{self, ErrorBody, ErrorCode, Gpu, Gpus, NewSlice, SliceChange, Slices, Tiers};
 use vram_sandbox::{Outcome, contain};
 
 use crate::body::parse_object;
@@ -34,8 +35,8 @@ pub(crate) fn router(state: Arc<dyn ControlState>, max_body_bytes: u64) -> Route
         .route(v1::GPUS_PATH, get(gpus))
         .route(v1::GPU_DRAIN_PATH, post(drain_gpu))
         .route(v1::GPU_UNDRAIN_PATH, post(undrain_gpu))
-        .route(v1::SLICES_PATH, get(slices))
-        .route(v1::SLICE_PATH, get(slice).patch(change_slice))
+        .route(v1::SLICES_PATH, get(slices).post(create_slice))
+        .route(v1::SLICE_PATH, get(slice).patch(change_slice).delete(remove_slice))
         .route(v1::TIERS_PATH, get(tiers))
         .fallback(unknown_route)
         .with_state(state);
@@ -83,10 +84,33 @@ async fn undrain_gpu(
     change_gpu(index, body, |index| state.undrain_gpu(index))
 }
 
-/// What is to change of a GPU besides what the path says.
+/// What is to be done besides what method and path say.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoSettings {}
+
+/// What is answered to a body that is not what belongs there.
+type BadBody = (StatusCode, ErrorBody);
+
+/// Takes no body, or an empty object.
+fn no_settings(expected: &str, body: Result<Bytes, BytesRejection>) -> Result<(), BadBody> {
+    if body.as_ref().is_ok_and(Bytes::is_empty) {
+        return Ok(());
+    }
+    settings::<NoSettings>(expected, "Send no body, or {}", body).map(|NoSettings {}| ())
+}
+
+/// Reads a body, or says what is wrong with it.
+fn settings<T: DeserializeOwned>(
+    expected: &str,
+    hint: &str,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<T, BadBody> {
+    let bad_body = |status, problem: &str| (status, bad_request(expected, problem, hint));
+    // Too large, or cut off.
+    let body = body.map_err(|rejection| bad_body(rejection.status(), &rejection.body_text()))?;
+    parse_object(&body).map_err(|error| bad_body(StatusCode::BAD_REQUEST, &error.to_string()))
+}
 
 fn change_gpu(
     index: Result<Path<String>, PathRejection>,
@@ -97,22 +121,15 @@ fn change_gpu(
     let Ok(number) = index.parse::<u16>() else {
         return not_found(format!("There is no GPU {:?}", quote(&index)), "GPUs are numbered from 0");
     };
-    let bad_body = |problem: &str| bad_request("settings of a GPU", problem, "Send no body, or {}");
-    match body {
-        Ok(body) if body.is_empty() => {}
-        Ok(body) => {
-            if let Err(error) = parse_object::<NoSettings>(&body) {
-                return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string()));
-            }
-        }
-        // Too large, or cut off.
-        Err(rejection) => return refuse(rejection.status(), bad_body(&rejection.body_text())),
+    if let Err((status, body)) = no_settings("settings of a GPU", body) {
+        return refuse(status, body);
     }
     match contain("operator API", || change(number)) {
         Outcome::Returned(Ok(gpu)) => Json(gpu).into_response(),
         Outcome::Returned(Err(Refusal::NotFound { message })) => {
             not_found(message, "GPUs are numbered from 0")
         }
+        Outcome::Returned(Err(Refusal::Invalid { message })) => invalid(message),
         Outcome::Returned(Err(Refusal::Conflict { message })) => conflict(message),
         Outcome::Panicked(_) => internal_error(),
     }
@@ -144,28 +161,59 @@ async fn change_slice(
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
-    let hint = r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#;
-    let bad_body = |problem: &str| bad_request("a change of a slice", problem, hint);
-    let body = match body {
-        Ok(body) => body,
-        // Too large, or cut off.
-        Err(rejection) => return refuse(rejection.status(), bad_body(&rejection.body_text())),
-    };
-    let change = match parse_object::<SliceChange>(&body) {
+    let (expected, hint) =
+        ("a change of a slice", r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#);
+    let change: SliceChange = match settings(expected, hint, body) {
         Ok(change) => change,
-        Err(error) => return refuse(StatusCode::BAD_REQUEST, bad_body(&error.to_string())),
+        Err((status, body)) => return refuse(status, body),
     };
     if let Some(limit_bytes) = change.limit_bytes.filter(|bytes| *bytes > v1::MAX_LIMIT_BYTES) {
         let (limit, largest) = (ByteSize(limit_bytes), ByteSize(v1::MAX_LIMIT_BYTES));
         let problem = format!("the limit is {limit:#}, beyond the largest, {largest:#}");
-        return refuse(StatusCode::BAD_REQUEST, bad_body(&problem));
+        return refuse(StatusCode::BAD_REQUEST, bad_request(expected, &problem, hint));
     }
-    let ask = || match state.change_slice(&name, change) {
+    on_slice(&state, &name, || state.change_slice(&name, change))
+}
+
+async fn remove_slice(
+    State(state): SharedState,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    if let Err((status, body)) = no_settings("settings of a removal", body) {
+        return refuse(status, body);
+    }
+    on_slice(&state, &name, || state.remove_slice(&name))
+}
+
+async fn create_slice(State(state): SharedState, body: Result<Bytes, BytesRejection>) -> Response {
+    let hint = r#"Send {"name": "NAME", "limit_bytes": N} and what else the slice is to have"#;
+    let new: NewSlice = match settings("a slice to make", hint, body) {
+        Ok(new) => new,
+        Err((status, body)) => return refuse(status, body),
+    };
+    let name = new.name.clone();
+    let mut response = on_slice(&state, &name, || state.create_slice(new));
+    if response.status() == StatusCode::OK {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    response
+}
+
+/// Answers with a slice, or why there is none.
+fn on_slice(
+    state: &Arc<dyn ControlState>,
+    name: &str,
+    ask: impl FnOnce() -> Result<v1::Slice, Refusal>,
+) -> Response {
+    let answer = || match ask() {
         Ok(slice) => Json(slice).into_response(),
-        Err(Refusal::NotFound { .. }) => refuse(StatusCode::NOT_FOUND, no_such_slice(&name, &state.slices())),
+        Err(Refusal::NotFound { .. }) => refuse(StatusCode::NOT_FOUND, no_such_slice(name, &state.slices())),
+        Err(Refusal::Invalid { message }) => invalid(message),
         Err(Refusal::Conflict { message }) => conflict(message),
     };
-    match contain("operator API", ask) {
+    match contain("operator API", answer) {
         Outcome::Returned(response) => response,
         Outcome::Panicked(_) => internal_error(),
     }
@@ -178,6 +226,10 @@ async fn tiers(State(state): SharedState) -> Response {
 fn bad_request(expected: &str, problem: &str, hint: &str) -> ErrorBody {
     let message = format!("The body is not {expected}: {}", shorten(problem, MAX_PROBLEM_CHARS));
     ErrorBody { code: ErrorCode::BadRequest, message, hint: Some(hint.to_owned()) }
+}
+
+fn invalid(message: String) -> Response {
+    refuse(StatusCode::BAD_REQUEST, ErrorBody { code: ErrorCode::BadRequest, message, hint: None })
 }
 
 fn conflict(message: String) -> Response {

@@ -1,12 +1,17 @@
 //! What the server asks the daemon.
 
-use vram_control_api::v1::{Daemon, Gpu, Slice, SliceChange, Tier};
+use vram_control_api::v1::{Daemon, Gpu, NewSlice, Slice, SliceChange, Tier};
 
 /// Why something asked for is not done. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// There is no such thing.
     NotFound {
+        /// One sentence without a full stop.
+        message: String,
+    },
+    /// What is asked for can never be.
+    Invalid {
         /// One sentence without a full stop.
         message: String,
     },
@@ -40,6 +45,12 @@ pub trait ControlState: Send + Sync + 'static {
 
     /// The slice of this name. `name` is whatever somebody typed.
     fn slice(&self, name: &str) -> Option<Slice>;
+
+    /// Makes a slice and serves it. Reserves addresses and listens, but makes no memory.
+    fn create_slice(&self, slice: NewSlice) -> Result<Slice, Refusal>;
+
+    /// Removes the slice of this name, which nobody is connected to; returns it as it was.
+    fn remove_slice(&self, name: &str) -> Result<Slice, Refusal>;
 
     /// Changes limit and guarantee of the slice of this name; returns it as it is now.
     fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal>;

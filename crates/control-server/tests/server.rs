@@ -118,6 +118,49 @@ fn server_changes_slices_by_patch() {
 }
 
 #[test]
+fn server_makes_slices_by_post_and_removes_them_by_delete() {
+    let fixture = serve(Limits::default());
+    let new = |name: &str, limit_bytes| {
+        let body = serde_json::json!({ "name": name, "limit_bytes": limit_bytes });
+        fixture.client.create_slice(&serde_json::from_value(body).unwrap())
+    };
+
+    assert_eq!(new("c", 1 << 30).unwrap().limit_bytes, 1 << 30);
+    assert!(matches!(new("c", 0), Err(ClientError::Refused { status: 400, .. })));
+    assert!(matches!(new("a", 1), Err(ClientError::Refused { status: 409, .. })));
+    let ask = |method: &str, path: &str, body: &str| {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}",
+            body.len()
+        );
+        fixture.exchange(format!("{head}\r\n\r\n{body}").as_bytes())
+    };
+    let made = ask("POST", "/v1/slices", r#"{"name":"c","limit_bytes":7}"#);
+    assert!(made.starts_with("HTTP/1.1 201"), "{made}");
+    for body in [
+        "",
+        "{}",
+        r#"{"name":"c"}"#,
+        r#"{"name":"c","limit_bytes":-1}"#,
+        r#"{"name":"c","limit_bytes":1,"colour":2}"#,
+        r#"{"name":"c","name":"d","limit_bytes":1}"#,
+        r#"{"name":"c","limit_bytes":1,"home_gpu":65536}"#,
+    ] {
+        let answer = ask("POST", "/v1/slices", body);
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("bad_request"), "{body}: {answer}");
+    }
+
+    assert_eq!(fixture.client.remove_slice("tenant-b").unwrap().name, "tenant-b");
+    let nobody = fixture.client.remove_slice("c").unwrap_err();
+    assert!(
+        matches!(nobody, ClientError::Refused { status: 404, body } if body.hint.as_ref().is_some_and(|hint| hint.contains("tenant-b")))
+    );
+    assert!(ask("DELETE", "/v1/slices/a", "{}").starts_with("HTTP/1.1 200"));
+    assert!(ask("DELETE", "/v1/slices/a", r#"{"force":true}"#).starts_with("HTTP/1.1 400"));
+    assert!(ask("DELETE", "/v1/slices", "").starts_with("HTTP/1.1 405"));
+}
+
+#[test]
 fn server_real_client_gets_what_the_daemon_says() {
     let fixture = serve(Limits::default());
 
@@ -164,10 +207,10 @@ fn server_method_not_allowed_hints_at_those_that_are() {
         ("DELETE", "/v1/gpus/0/drain", "POST"),
         ("PUT", "/v1/gpus/0/undrain", "POST"),
         ("POST", "/v1/gpus", "GET,HEAD"),
-        ("PATCH", "/v1/slices", "GET,HEAD"),
+        ("PATCH", "/v1/slices", "GET,HEAD,POST"),
         ("POST", "/v1/tiers", "GET,HEAD"),
         ("DELETE", "/v1/daemon", "GET,HEAD"),
-        ("DELETE", "/v1/slices/a", "GET,HEAD,PATCH"),
+        ("PUT", "/v1/slices/a", "GET,HEAD,PATCH,DELETE"),
     ];
     for (method, path, allowed) in cases {
         let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n");

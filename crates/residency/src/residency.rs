@@ -170,6 +170,18 @@ impl Residency {
         Ok(slice)
     }
 
+    /// Removes a slice that has nothing in it any more; see [`Pool::remove_slice`]. Its threads end by themselves.
+    pub fn remove_slice(&self, slice: SliceId) -> Result<(), PoolError> {
+        let band = self.pool().remove_slice(slice)?;
+        self.slice_threads().remove(&slice);
+        self.worthwhile.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _)| *of != slice);
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _)| *of != slice);
+        if let Err(error) = self.backend.free_band(band) {
+            error!(%error, "a band could not be given back");
+        }
+        Ok(())
+    }
+
     /// Changes a slice's limit and guarantee; see [`Pool::resize_slice`].
     pub fn resize_slice(
         &self,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use vram_control_api::v1::{
-    BackedOnGpu, Daemon, Gpu, GpuState, Placement, Slice, SliceChange, SliceCounters, SliceState, Tier,
-    TierCounters, TierKind, TierState,
+    BackedOnGpu, Daemon, Gpu, GpuState, NewSlice, Placement, Slice, SliceChange, SliceCounters, SliceState,
+    Tier, TierCounters, TierKind, TierState,
 };
 use vram_control_server::{ControlState, Refusal};
 
@@ -159,6 +159,21 @@ impl ControlState for FakeDaemon {
 
     fn tiers(&self) -> Vec<Tier> {
         self.tiers.clone()
+    }
+
+    fn create_slice(&self, slice: NewSlice) -> Result<Slice, Refusal> {
+        if slice.limit_bytes == 0 {
+            return Err(Refusal::Invalid { message: "The limit must be more than 0".to_owned() });
+        }
+        if self.slice(&slice.name).is_some() {
+            return Err(Refusal::Conflict { message: format!("There is a slice {} already", slice.name) });
+        }
+        Ok(Slice { limit_bytes: slice.limit_bytes, ..Self::named_slice(&slice.name) })
+    }
+
+    fn remove_slice(&self, name: &str) -> Result<Slice, Refusal> {
+        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
+        self.slice(name).ok_or_else(missing)
     }
 
     fn change_slice(&self, name: &str, change: SliceChange) -> Result<Slice, Refusal> {

@@ -23,4 +23,4 @@ mod socket;
 mod vring;
 
 pub use error::SocketError;
-pub use socket::{Factory, SliceSocket, SocketConfig, SocketState};
+pub use socket::{Factory, Reservation, SliceSocket, SocketConfig, SocketState};

@@ -56,9 +56,23 @@ struct Shared {
     config: SocketConfig,
     file: SocketFile,
     closing: AtomicBool,
-    /// The connection being served, to cut it off.
-    active: Mutex<Option<UnixStream>>,
+    active: Mutex<Occupant>,
     left: Condvar,
+}
+
+/// Who has the socket's one place.
+enum Occupant {
+    Nobody,
+    /// The connection being served, to cut it off.
+    Frontend(UnixStream),
+    /// Nobody shall have it.
+    Reserved,
+}
+
+impl Occupant {
+    fn is_there(&self) -> bool {
+        !matches!(self, Self::Nobody)
+    }
 }
 
 impl SliceSocket {
@@ -70,7 +84,7 @@ impl SliceSocket {
             config,
             file,
             closing: AtomicBool::new(false),
-            active: Mutex::new(None),
+            active: Mutex::new(Occupant::Nobody),
             left: Condvar::new(),
         });
         let accepting = Arc::clone(&shared);
@@ -86,12 +100,26 @@ impl SliceSocket {
 
     /// Whether a frontend is connected.
     pub fn state(&self) -> SocketState {
-        if self.shared.active().is_some() { SocketState::Connected } else { SocketState::Waiting }
+        match *self.shared.active() {
+            Occupant::Frontend(_) => SocketState::Connected,
+            Occupant::Nobody | Occupant::Reserved => SocketState::Waiting,
+        }
+    }
+
+    /// Keeps frontends away for as long as the reservation lives, or for good if the socket is dropped meanwhile. `None`
+    /// if one is connected.
+    pub fn reserve(&self) -> Option<Reservation> {
+        let mut active = self.shared.active();
+        if active.is_there() {
+            return None;
+        }
+        *active = Occupant::Reserved;
+        Some(Reservation(Arc::clone(&self.shared)))
     }
 }
 
 impl Shared {
-    fn active(&self) -> MutexGuard<'_, Option<UnixStream>> {
+    fn active(&self) -> MutexGuard<'_, Occupant> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,18 +127,28 @@ impl Shared {
     fn enter(&self, stream: &UnixStream) -> io::Result<bool> {
         let own = stream.try_clone()?;
         let active = self.active();
-        let waited = self.left.wait_timeout_while(active, TAKEOVER_WAIT, |active| active.is_some());
+        let occupied = |active: &mut Occupant| active.is_there() && !self.closing.load(Ordering::Acquire);
+        let waited = self.left.wait_timeout_while(active, TAKEOVER_WAIT, occupied);
         let (mut active, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if active.is_some() || self.closing.load(Ordering::Acquire) {
+        if active.is_there() || self.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
-        *active = Some(own);
+        *active = Occupant::Frontend(own);
         Ok(true)
     }
 
     fn leave(&self) {
-        *self.active() = None;
+        *self.active() = Occupant::Nobody;
         self.left.notify_all();
+    }
+}
+
+/// Nobody connects while this lives.
+pub struct Reservation(Arc<Shared>);
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -167,15 +205,18 @@ fn accept_all(shared: &Arc<Shared>) {
 impl Drop for SliceSocket {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
-        if let Some(stream) = self.shared.active().as_ref() {
+        if let Occupant::Frontend(stream) = &*self.shared.active() {
             let _ = stream.shutdown(Shutdown::Both);
         }
+        // One may wait for the place to become free.
+        self.shared.left.notify_all();
         // The acceptor sits in accept: this gets it out, and tells those in the backlog that nobody will answer.
         self.shared.file.shut_down();
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
         let active = self.shared.active();
-        let _ = self.shared.left.wait_timeout_while(active, TAKEOVER_WAIT, |active| active.is_some());
+        let connected = |active: &mut Occupant| matches!(active, Occupant::Frontend(_));
+        let _ = self.shared.left.wait_timeout_while(active, TAKEOVER_WAIT, connected);
     }
 }

@@ -89,6 +89,37 @@ pub(crate) enum SliceCommand {
         /// Name of the slice
         name: String,
     },
+    /// Makes a slice, which lasts until it is removed or the daemon ends
+    Create {
+        /// Its name: 1 to 31 of a-z, 0-9 and -, not beginning with -
+        name: String,
+        /// Most bytes it can have
+        #[arg(long, value_name = "SIZE")]
+        limit: ByteSize,
+        /// Bytes it can always have, at most the limit [default: none]
+        #[arg(long, value_name = "SIZE")]
+        guarantee: Option<ByteSize>,
+        /// Which GPUs its memory goes to: local, spill, spread or pack [default: spill]
+        #[arg(long, value_name = "WORD")]
+        placement: Option<String>,
+        /// Number of the GPU to place it on first [default: chosen by load]
+        #[arg(long, value_name = "INDEX")]
+        home: Option<u16>,
+        /// Request queues, 1 to 64 [default: 1]
+        #[arg(long, value_name = "COUNT")]
+        queues: Option<u16>,
+        /// Absolute path of the socket its VMM connects to [default: NAME.sock where the daemon's others are]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<String>,
+        /// Name or number of the group whose members may connect to the socket
+        #[arg(long, value_name = "GROUP")]
+        group: Option<String>,
+    },
+    /// Removes a slice that no VMM is connected to
+    Remove {
+        /// Name of the slice
+        name: String,
+    },
     /// Changes what a slice may have and can always have
     #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
     Resize {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, Slice, SliceChange, Slices, Tier, Tiers};
+use vram_control_api::v1::{Daemon, Gpu, GpuState, Gpus, NewSlice, Slice, SliceChange, Slices, Tier, Tiers};
 use vram_control_api::{ByteSize, Client, ClientError};
 
 use crate::args::{Args, Command, GpuCommand, Output, SliceCommand, TierCommand};
@@ -66,6 +66,31 @@ pub(crate) fn run(args: Args) -> Result<Shown> {
         }
         Command::Slice(SliceCommand::List) => show(output, &client.slices()?, slice_table),
         Command::Slice(SliceCommand::Show { name }) => show(output, &client.slice(&name)?, slice_fields),
+        Command::Slice(SliceCommand::Create {
+            name,
+            limit,
+            guarantee,
+            placement,
+            home,
+            queues,
+            socket,
+            group,
+        }) => {
+            let slice = NewSlice {
+                name,
+                limit_bytes: limit.bytes(),
+                guarantee_bytes: guarantee.map(ByteSize::bytes),
+                placement,
+                home_gpu: home,
+                request_queues: queues,
+                socket,
+                group,
+            };
+            show(output, &client.create_slice(&slice)?, slice_fields)
+        }
+        Command::Slice(SliceCommand::Remove { name }) => {
+            show(output, &client.remove_slice(&name)?, |slice| format!("slice {} is removed\n", slice.name))
+        }
         Command::Slice(SliceCommand::Resize { name, limit, guarantee }) => {
             let change = SliceChange {
                 limit_bytes: limit.map(ByteSize::bytes),

@@ -29,7 +29,7 @@ use vram_control_api::{ByteSize, DEFAULT_SOCKET_DIR};
 pub use self::error::{ConfigError, Origin, Problem};
 use self::file::ConfigFile;
 use self::group::find_group;
-pub use self::slice::SliceConfig;
+pub use self::slice::{NewSlices, SliceConfig};
 use self::slice::{SliceSettings, absolute_path, socket_path};
 use self::slices::Slices;
 use self::tier::TierSettings;
@@ -62,6 +62,8 @@ pub struct Config {
     pub shard: ByteSize,
     /// Folder of the slices' sockets that are not placed one by one; absolute.
     pub socket_dir: PathBuf,
+    /// Group whose members may connect to slices' sockets that have none of their own, if somebody chose one.
+    pub socket_group: Option<Gid>,
     /// Socket of the operator API; absolute, not a slice's.
     pub control: PathBuf,
     /// Group whose members may connect to it, if somebody chose one.
@@ -86,6 +88,15 @@ impl Config {
                 Self::merge(args, file)
             }
             None => Self::merge(args, ConfigFile::default()),
+        }
+    }
+
+    /// What slices have that are made later and do not say otherwise.
+    pub fn new_slices(&self) -> NewSlices {
+        NewSlices {
+            socket_dir: self.socket_dir.clone(),
+            socket_group: self.socket_group,
+            control: self.control.clone(),
         }
     }
 
@@ -123,6 +134,7 @@ impl Config {
             gpu_is_default,
             shard,
             socket_dir,
+            socket_group,
             control: control.value,
             control_group,
             virtio_id: virtio_id.unwrap_or(DEFAULT_VIRTIO_ID),

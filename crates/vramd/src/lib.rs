@@ -7,5 +7,6 @@ pub mod config;
 pub mod daemon;
 pub mod log;
 pub mod signals;
+mod slices;
 pub mod state;
 mod tiers;

@@ -1,47 +1,25 @@
 //! What the daemon shows to operators.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
 use vram_control_api::{ByteSize, v1};
 use vram_control_server::{ControlState, Refusal};
 use vram_gpu::{DeviceInfo, GpuId};
-use vram_pool::{DrainError, Placement, SliceId};
+use vram_pool::{DrainError, Placement};
 use vram_residency::{Residency, TierReport};
-use vram_session::{Counters, Session};
 use vram_tier::TierKind;
-use vram_transport_vhost_user::{SliceSocket, SocketState};
+
+use crate::config::ConfigError;
+use crate::slices::{CreateError, RemoveError, ServedSlice, ServedSlices};
 
 /// Everything a running daemon holds.
 pub struct DaemonState {
     pub(crate) residency: Arc<Residency>,
-    pub(crate) slices: Vec<ServedSlice>,
+    pub(crate) slices: ServedSlices,
     pub(crate) boot_epoch: u64,
     pub(crate) started: Instant,
-}
-
-/// A slice and its socket.
-pub(crate) struct ServedSlice {
-    pub(crate) id: SliceId,
-    pub(crate) name: String,
-    pub(crate) virtio_id: u16,
-    pub(crate) request_queues: u16,
-    pub(crate) socket: SliceSocket,
-    pub(crate) counters: Arc<Counters>,
-    /// The session of the frontend that is connected, if one is.
-    pub(crate) session: Arc<Mutex<Weak<Session>>>,
-}
-
-impl ServedSlice {
-    fn state(&self) -> v1::SliceState {
-        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-        match (self.socket.state(), session) {
-            (SocketState::Waiting, _) => v1::SliceState::WaitingForFrontend,
-            (SocketState::Connected, Some(session)) if session.is_ready() => v1::SliceState::InUse,
-            (SocketState::Connected, _) => v1::SliceState::Connected,
-        }
-    }
 }
 
 impl DaemonState {
@@ -153,14 +131,38 @@ impl ControlState for DaemonState {
     }
 
     fn slices(&self) -> Vec<v1::Slice> {
-        let mut slices: Vec<_> = self.slices.iter().filter_map(|slice| self.show(slice)).collect();
-        slices.sort_by(|a, b| a.name.cmp(&b.name));
-        slices
+        self.slices.all().iter().filter_map(|slice| self.show(slice)).collect()
+    }
+
+    fn create_slice(&self, slice: v1::NewSlice) -> Result<v1::Slice, Refusal> {
+        let name = slice.name.clone();
+        let made = self.slices.create(slice).map_err(|error| match error {
+            // Where the value stands is no news to who just wrote it.
+            CreateError::Invalid(ConfigError::Invalid { problem, .. }) => {
+                Refusal::Invalid { message: problem.to_string() }
+            }
+            CreateError::Invalid(error) => Refusal::Invalid { message: error.to_string() },
+            CreateError::Refused(error) => Refusal::Conflict { message: format!("{error:#}") },
+        })?;
+        self.show(&made).ok_or_else(|| missing(&name))
+    }
+
+    fn remove_slice(&self, name: &str) -> Result<v1::Slice, Refusal> {
+        let slice = self.slices.find(name).ok_or_else(|| missing(name))?;
+        let shown = self.show(&slice).ok_or_else(|| missing(name))?;
+        drop(slice);
+        self.slices.remove(name).map_err(|error| match error {
+            RemoveError::Missing => missing(name),
+            error @ (RemoveError::Connected { .. } | RemoveError::NotEmpty { .. }) => {
+                Refusal::Conflict { message: error.to_string() }
+            }
+        })?;
+        Ok(shown)
     }
 
     fn change_slice(&self, name: &str, change: v1::SliceChange) -> Result<v1::Slice, Refusal> {
-        let missing = || Refusal::NotFound { message: format!("There is no slice {name:?}") };
-        let slice = self.slices.iter().find(|slice| slice.name == name).ok_or_else(missing)?;
+        let missing = || missing(name);
+        let slice = self.slices.find(name).ok_or_else(missing)?;
         let config = self.residency.pool().slice_config(slice.id).cloned().ok_or_else(missing)?;
         let limit = ByteSize(change.limit_bytes.unwrap_or(config.limit_bytes));
         let guarantee = ByteSize(change.guarantee_bytes.unwrap_or(config.guarantee_bytes));
@@ -168,7 +170,7 @@ impl ControlState for DaemonState {
             .resize_slice(slice.id, limit.bytes(), guarantee.bytes())
             .map_err(|error| Refusal::Conflict { message: error.to_string() })?;
         info!(slice = %name, %limit, %guarantee, "the slice was resized");
-        self.show(slice).ok_or_else(missing)
+        self.show(&slice).ok_or_else(missing)
     }
 
     fn tiers(&self) -> Vec<v1::Tier> {
@@ -176,8 +178,12 @@ impl ControlState for DaemonState {
     }
 
     fn slice(&self, name: &str) -> Option<v1::Slice> {
-        self.slices.iter().find(|slice| slice.name == name).and_then(|slice| self.show(slice))
+        self.slices.find(name).and_then(|slice| self.show(&slice))
     }
+}
+
+fn missing(name: &str) -> Refusal {
+    Refusal::NotFound { message: format!("There is no slice {name:?}") }
 }
 
 fn show_tier(report: &TierReport) -> v1::Tier {

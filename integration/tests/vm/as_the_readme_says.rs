@@ -20,6 +20,8 @@ const HOST: &[&str] = &[
     "vramctl slice attach demo --vmm qemu",
     "vramctl slice attach demo --vmm cloud-hypervisor",
     "vramctl slice resize demo --limit 3GiB --guarantee 512MiB",
+    "vramctl slice create batch --limit 1GiB",
+    "vramctl slice remove batch",
     "vramctl gpu drain 0 --wait",
     "vramctl gpu undrain 0",
     "vramctl tier list",

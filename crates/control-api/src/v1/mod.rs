@@ -17,6 +17,6 @@ pub use paths::{
     gpu_drain_path, gpu_undrain_path, slice_path,
 };
 pub use slice::{
-    BackedOnGpu, MAX_LIMIT_BYTES, Placement, Slice, SliceChange, SliceCounters, SliceState, Slices,
+    BackedOnGpu, MAX_LIMIT_BYTES, NewSlice, Placement, Slice, SliceChange, SliceCounters, SliceState, Slices,
 };
 pub use tier::{Tier, TierCounters, TierKind, TierState, Tiers};

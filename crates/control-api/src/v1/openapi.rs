@@ -16,7 +16,18 @@ use super::*;
             request and is closed after 8 seconds. With too many connections open the answer is 503: ask again.",
         version = "1"
     ),
-    paths(daemon, gpus, drain_gpu, undrain_gpu, slices, slice, change_slice, tiers),
+    paths(
+        daemon,
+        gpus,
+        drain_gpu,
+        undrain_gpu,
+        slices,
+        create_slice,
+        slice,
+        change_slice,
+        remove_slice,
+        tiers
+    ),
     components(schemas(ErrorBody))
 )]
 struct Description;
@@ -62,6 +73,20 @@ fn undrain_gpu() {}
 fn slices() {}
 
 #[utoipa::path(
+    post,
+    path = SLICES_PATH,
+    request_body = NewSlice,
+    responses(
+        (status = 201, body = Slice, description = "The slice; a VMM can connect to its socket"),
+        (status = 400, body = ErrorBody, description = "The body is no `NewSlice`, has a field twice, or a value that can never be"),
+        (status = 409, body = ErrorBody, description = "It cannot be: its name or socket is taken, there is no such GPU, or \
+            the guarantee does not fit")
+    )
+)]
+/// Makes a slice, until it is removed or the daemon ends
+fn create_slice() {}
+
+#[utoipa::path(
     get,
     path = SLICE_PATH,
     params(("name" = String, Path, description = "Name of the slice")),
@@ -88,6 +113,20 @@ fn slice() {}
 )]
 /// Changes limit and guarantee of a slice
 fn change_slice() {}
+
+#[utoipa::path(
+    delete,
+    path = SLICE_PATH,
+    params(("name" = String, Path, description = "Name of the slice")),
+    responses(
+        (status = 200, body = Slice, description = "The slice as it was; it is gone, and its socket with it"),
+        (status = 400, body = ErrorBody, description = "There is a body, and it is not `{}`"),
+        (status = 404, body = ErrorBody, description = "There is no such slice; the hint lists those there are"),
+        (status = 409, body = ErrorBody, description = "A VMM is connected to it, or memory of the last one is still coming back")
+    )
+)]
+/// Removes a slice that no VMM is connected to
+fn remove_slice() {}
 
 #[utoipa::path(get, path = TIERS_PATH, responses((status = 200, body = Tiers, description = "The tiers, the fastest first")))]
 /// The tiers below the GPUs

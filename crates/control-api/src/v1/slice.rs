@@ -148,6 +148,37 @@ pub struct SliceChange {
     pub guarantee_bytes: Option<u64>,
 }
 
+/// A slice to make. What is left out is as for `vramd --slice`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct NewSlice {
+    /// Its name: 1 to 31 of a-z, 0-9 and -, not beginning with -.
+    pub name: String,
+    /// Bytes it can have at most, up to 128 TiB.
+    #[cfg_attr(test, schema(minimum = 1, maximum = 140_737_488_355_328_u64))]
+    pub limit_bytes: u64,
+    /// Bytes it can always have, at most the limit. None if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee_bytes: Option<u64>,
+    /// Which GPUs its memory goes to: `local`, `spill`, `spread` or `pack`. `spill` if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<String>,
+    /// The GPU it is placed on first. Chosen by load if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home_gpu: Option<u16>,
+    /// Request queues, 1 to 64. 1 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schema(minimum = 1, maximum = 64))]
+    pub request_queues: Option<u16>,
+    /// Absolute path of the socket its VMM connects to. Named after it, in the daemon's folder of sockets, if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
+    /// Name or number of the group whose members may connect to the socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
 /// All slices, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(utoipa::ToSchema))]

@@ -80,6 +80,8 @@ pub enum Origin {
         /// Line, from 1.
         line: usize,
     },
+    /// In what an operator asked for.
+    Request,
     /// Nowhere: it is a default.
     Default,
 }
@@ -89,6 +91,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Option(name) => write!(f, "--{name}"),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Request => f.write_str("request"),
             Self::Default => f.write_str("default"),
         }
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Gid;
 use vram_control_api::ByteSize;
+use vram_control_api::v1::NewSlice;
 use vram_pool::Placement;
 
 use super::group::find_group;
@@ -42,6 +43,36 @@ pub struct SliceConfig {
     pub socket: PathBuf,
     /// Group whose members may connect to it, if somebody chose one.
     pub group: Option<Gid>,
+}
+
+/// What slices have that are made while the daemon runs and do not say otherwise.
+#[derive(Clone, Debug)]
+pub struct NewSlices {
+    pub(super) socket_dir: PathBuf,
+    pub(super) socket_group: Option<Gid>,
+    pub(super) control: PathBuf,
+}
+
+impl NewSlices {
+    /// Checks what an operator asks for by itself, as a slice of the configuration is.
+    pub fn check(&self, slice: NewSlice) -> Result<SliceConfig, ConfigError> {
+        fn asked<T>(value: T) -> Setting<T> {
+            Setting::new(value, Origin::Request)
+        }
+        let settings = SliceSettings {
+            name: asked(slice.name),
+            limit: asked(ByteSize(slice.limit_bytes)),
+            guarantee: slice.guarantee_bytes.map(|bytes| asked(ByteSize(bytes))),
+            placement: slice.placement.map(asked),
+            queues: slice.request_queues.map(|queues| asked(i64::from(queues))),
+            home: slice.home_gpu.map(|gpu| asked(i64::from(gpu))),
+            socket: slice.socket.map(|path| asked(PathBuf::from(path))),
+            group: slice.group.map(asked),
+        };
+        let slice = settings.check(&self.socket_dir, self.socket_group)?;
+        refuse_control_socket(&slice, &self.control)?;
+        Ok(slice.value)
+    }
 }
 
 /// One slice as written.
@@ -110,6 +141,15 @@ impl SliceSettings {
         };
         Ok(Setting::new(slice, origin))
     }
+}
+
+/// Whether a slice would have the socket of the operator API.
+pub(super) fn refuse_control_socket(slice: &Setting<SliceConfig>, control: &Path) -> Result<(), ConfigError> {
+    let SliceConfig { name, socket, .. } = &slice.value;
+    if socket == control {
+        return Err(slice.refuse(Problem::ControlSocket { slice: name.clone(), socket: socket.clone() }));
+    }
+    Ok(())
 }
 
 fn check_name(setting: Setting<String>) -> Result<String, ConfigError> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
+use super::slice::refuse_control_socket;
 use super::{ConfigError, Origin, Problem, Setting, SliceConfig};
 
 /// The slices so far: names and sockets differ, and no socket is the operator API's.
@@ -21,10 +22,8 @@ impl<'a> Slices<'a> {
 
     /// Takes a slice in, unless it could be mistaken for what is there.
     pub(super) fn add(&mut self, slice: Setting<SliceConfig>) -> Result<(), ConfigError> {
+        refuse_control_socket(&slice, self.control)?;
         let SliceConfig { name, socket, .. } = &slice.value;
-        if socket == self.control {
-            return Err(slice.refuse(Problem::ControlSocket { slice: name.clone(), socket: socket.clone() }));
-        }
         match self.origins.entry(name.clone()) {
             Entry::Vacant(place) => place.insert(slice.origin.clone()),
             Entry::Occupied(first) => {

@@ -36,6 +36,7 @@ fn config_one_slice_takes_the_defaults() {
             socket_dir: "/run/vram".into(),
             control: vram_control_api::DEFAULT_CONTROL_SOCKET.into(),
             control_group: None,
+            socket_group: None,
             virtio_id: 37,
             log_level: LogLevel::Info,
             slices: vec![SliceConfig {
