@@ -2,11 +2,13 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
+use vram_control_api::v1::NewSlice;
+use vram_control_server::{ControlState, Refusal};
 use vram_protocol::{Header, Range, Request, Status};
 use vram_testkit::{Driver, FakeVm, GuestRam, RamRegion, VmSpec};
 use vram_tests::TestDaemon;
@@ -311,6 +313,49 @@ fn every_stream_of_many_contexts_can_be_used() -> Result<()> {
             assert_eq!(driver.send(context, stream, &Request::Fill(fill), &[], 0)?.status(), Status::Ok);
         }
         assert_eq!(driver.read(context, base, 4)?.payload, 1023u32.to_le_bytes());
+    }
+    Ok(())
+}
+
+#[test]
+fn slice_removed_with_bytes_in_a_tier_leaves_none_to_the_next_of_its_name() -> Result<()> {
+    let daemon = TestDaemon::start_with_tiers("1x8MiB,fresh=dirty", &[("a", 24 << 20, 0)], &["host:24MiB"])?;
+    let state = daemon.daemon.state();
+    let refused = |refusal: Refusal| anyhow::anyhow!("{refusal:?}");
+    for _ in 0..3 {
+        let mut driver = daemon.driver("a")?;
+        let context = driver.open()?;
+        let base = driver.must_alloc(context, 16 << 20)?;
+        for piece in 0..16 {
+            let address = base + (piece << 20);
+            assert!(driver.read(context, address, 4096)?.payload.iter().all(|byte| *byte == 0));
+            assert_eq!(driver.write(context, address, &[0xa5; 1 << 20])?.status(), Status::Ok);
+        }
+        assert!(state.slice("a").context("the slice")?.stored_bytes > 0, "all of it is on the GPU");
+        drop(driver);
+
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let removed = loop {
+            match state.remove_slice("a") {
+                Ok(slice) => break slice,
+                Err(refusal) => ensure!(Instant::now() < deadline, "{refusal:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        daemon.expect_all_memory_back()?;
+        assert_eq!(state.tiers().iter().map(|tier| tier.logical_bytes).sum::<u64>(), 0);
+
+        let new = NewSlice {
+            name: removed.name,
+            limit_bytes: removed.limit_bytes,
+            guarantee_bytes: None,
+            placement: None,
+            home_gpu: None,
+            request_queues: Some(removed.request_queues),
+            socket: None,
+            group: None,
+        };
+        state.create_slice(new).map_err(refused)?;
     }
     Ok(())
 }
