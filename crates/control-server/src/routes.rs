@@ -117,7 +117,7 @@ fn change_gpu(
     body: Result<Bytes, BytesRejection>,
     change: impl FnOnce(u16) -> Result<Gpu, Refusal>,
 ) -> Response {
-    let index = index.map_or_else(|_| "\u{fffd}".to_owned(), |Path(index)| index);
+    let index = typed(index);
     let Ok(number) = index.parse::<u16>() else {
         return not_found(format!("There is no GPU {:?}", quote(&index)), "GPUs are numbered from 0");
     };
@@ -145,8 +145,7 @@ async fn slices(State(state): SharedState) -> Response {
 }
 
 async fn slice(State(state): SharedState, name: Result<Path<String>, PathRejection>) -> Response {
-    // A name that is no UTF-8 is the name of no slice.
-    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    let name = typed(name);
     match contain("operator API", || state.slice(&name).ok_or_else(|| no_such_slice(&name, &state.slices())))
     {
         Outcome::Returned(Ok(slice)) => Json(slice).into_response(),
@@ -160,7 +159,7 @@ async fn change_slice(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    let name = typed(name);
     let (expected, hint) =
         ("a change of a slice", r#"Send {"limit_bytes": N, "guarantee_bytes": N}, or one of the two"#);
     let change: SliceChange = match settings(expected, hint, body) {
@@ -180,7 +179,7 @@ async fn remove_slice(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let name = name.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name);
+    let name = typed(name);
     if let Err((status, body)) = no_settings("settings of a removal", body) {
         return refuse(status, body);
     }
@@ -199,6 +198,11 @@ async fn create_slice(State(state): SharedState, body: Result<Bytes, BytesReject
         *response.status_mut() = StatusCode::CREATED;
     }
     response
+}
+
+/// What stands in the path. What is no UTF-8 names nothing.
+fn typed(part: Result<Path<String>, PathRejection>) -> String {
+    part.map_or_else(|_| "\u{fffd}".to_owned(), |Path(part)| part)
 }
 
 /// Answers with a slice, or why there is none.

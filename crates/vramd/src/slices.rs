@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tracing::{error, info, warn};
 use vram_control_api::{ByteSize, v1};
 use vram_gpu::GpuId;
@@ -96,25 +96,38 @@ impl ServedSlices {
         self.by_name().get(name).cloned()
     }
 
-    /// Makes a slice and serves it.
-    pub(crate) fn serve(&self, slice: &SliceConfig) -> Result<Arc<ServedSlice>> {
-        let mut by_name = self.by_name();
-        ensure!(!by_name.contains_key(&slice.name), "There is a slice {} already", slice.name);
-        let other = by_name.values().find(|other| other.socket.path() == slice.socket);
-        if let Some(other) = other {
-            anyhow::bail!("The socket {} is that of slice {} already", slice.socket.display(), other.name);
-        }
-        let served = Arc::new(serve_slice(slice, self.virtio_id, &self.residency, self.boot_epoch)?);
-        by_name.insert(slice.name.clone(), Arc::clone(&served));
-        Ok(served)
+    /// Makes a slice of the configuration, whose names and sockets differ, and serves it.
+    pub(crate) fn serve(&self, slice: &SliceConfig) -> Result<()> {
+        self.serve_among(&mut self.by_name(), slice).map(drop)
     }
 
     /// Makes the slice an operator asks for.
     pub(crate) fn create(&self, slice: v1::NewSlice) -> Result<Arc<ServedSlice>, CreateError> {
         let slice = self.new_slices.check(slice).map_err(CreateError::Invalid)?;
-        let gpus = self.residency.backend().devices().len();
-        check_homes(std::slice::from_ref(&slice), gpus).map_err(CreateError::Refused)?;
-        self.serve(&slice).map_err(CreateError::Refused)
+        let mut by_name = self.by_name();
+        self.check_beside(&by_name, &slice)
+            .and_then(|()| self.serve_among(&mut by_name, &slice))
+            .map_err(CreateError::Refused)
+    }
+
+    /// Whether a slice can be told from those there are, and its home is one of the GPUs.
+    fn check_beside(&self, by_name: &BTreeMap<String, Arc<ServedSlice>>, slice: &SliceConfig) -> Result<()> {
+        ensure!(!by_name.contains_key(&slice.name), "There is a slice {} already", slice.name);
+        let other = by_name.values().find(|other| other.socket.path() == slice.socket);
+        if let Some(other) = other {
+            bail!("The socket {} is that of slice {} already", slice.socket.display(), other.name);
+        }
+        check_homes(std::slice::from_ref(slice), self.residency.backend().devices().len())
+    }
+
+    fn serve_among(
+        &self,
+        by_name: &mut BTreeMap<String, Arc<ServedSlice>>,
+        slice: &SliceConfig,
+    ) -> Result<Arc<ServedSlice>> {
+        let served = Arc::new(serve_slice(slice, self.virtio_id, &self.residency, self.boot_epoch)?);
+        by_name.insert(slice.name.clone(), Arc::clone(&served));
+        Ok(served)
     }
 
     /// Removes a slice that nobody is connected to and nothing is in, and its socket.
