@@ -53,7 +53,6 @@ if $fuzz; then need g++ command -v c++; fi
 if $lab; then
     need util-linux command -v unshare
     need mount command -v mount
-    need e2fsprogs command -v mke2fs
 fi
 if [ ${#missing[@]} -gt 0 ]; then
     command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian's names). Install them and run this again."

@@ -108,11 +108,6 @@ impl Lab {
         }
     }
 
-    /// The kernel image, as a host path.
-    pub fn kernel_image(&self, kernel: &Kernel) -> PathBuf {
-        self.tree.join("boot").join(format!("vmlinuz-{}", kernel.release))
-    }
-
     /// The folder with the kernel's stock modules, as a host path.
     pub fn kernel_modules(&self, kernel: &Kernel) -> PathBuf {
         self.tree.join("usr/lib/modules").join(&kernel.release)

@@ -17,6 +17,7 @@ mod faulty_device;
 mod guest_program;
 mod host;
 mod initramfs;
+mod kernel_image;
 mod kernel_module;
 mod lab;
 mod qmp;

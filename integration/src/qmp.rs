@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs one QMP command and returns what it returns. Events that arrive meanwhile are dropped.
 pub(crate) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<Value> {

@@ -80,7 +80,7 @@ impl Rig {
 
     /// Whether the slice is as empty as in the beginning; waits for it.
     pub fn wait_until_empty(&self) -> Result<()> {
-        self.daemon.wait_until_empty(RIG_SLICE, Duration::from_secs(10))
+        self.daemon.wait_until_empty(RIG_SLICE, Duration::from_secs(60))
     }
 
     /// What the operator sees of the slice.

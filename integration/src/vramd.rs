@@ -15,7 +15,7 @@ use crate::cargo::{Profile, cargo_binary};
 use crate::host::{Process, wait_until};
 
 /// How long the daemon may take to listen, and to end.
-const START_STOP: Duration = Duration::from_secs(20);
+const START_STOP: Duration = Duration::from_secs(60);
 
 /// How a daemon is to be started.
 #[derive(Debug, Clone)]

@@ -60,7 +60,7 @@ impl<'a> Calls<'a> {
             if let Some(outcome) = self.outcomes.remove(&id) {
                 return outcome;
             }
-            let line = self.vm.run_ok(&read, 3 * SHORT).unwrap();
+            let line = self.vm.run_ok(&read, SHORT).unwrap();
             self.note(&line);
         }
     }
@@ -72,7 +72,7 @@ impl<'a> Calls<'a> {
         let pipe = &self.pipe;
         let script =
             format!("echo '{id} {file} {call}' >{pipe}.in; read -r line <{pipe}.out; echo \"$line\"");
-        let line = self.vm.run_ok(&script, 3 * SHORT).unwrap();
+        let line = self.vm.run_ok(&script, SHORT).unwrap();
         self.note(&line);
         self.end(id)
     }

@@ -20,8 +20,10 @@ use vram_integration::{
 
 use calls::Calls;
 
-/// For what takes milliseconds unless something is broken.
-const SHORT: Duration = Duration::from_secs(10);
+/// For what takes milliseconds unless something is broken, or the machine is very busy.
+const SHORT: Duration = Duration::from_secs(60);
+/// A time the driver waits for an answer that is longer than anything here takes.
+const FAR_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the guest may take longer than the driver's clock says: it is emulated, on a busy machine.
 const SLACK: Duration = Duration::from_millis(1500);
 const REQUEST_QUEUES: u16 = 2;

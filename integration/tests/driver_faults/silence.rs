@@ -6,7 +6,7 @@ use vram_integration::{Fault, Requests, When, wait_until};
 use vram_protocol::Opcode;
 
 use crate::calls::Outcome;
-use crate::{LENGTH, MIB, SHORT, SLACK, bench};
+use crate::{FAR_TIMEOUT, LENGTH, MIB, SHORT, SLACK, bench};
 
 const TIMEOUT: Duration = Duration::from_millis(4000);
 
@@ -100,7 +100,7 @@ fn late_answers_do_no_harm() {
     bench.assert_works();
 
     // Late enough for the process to be killed meanwhile, but in time.
-    bench.set_timeout(SHORT);
+    bench.set_timeout(FAR_TIMEOUT);
     for opcode in [Opcode::ContextOpen, Opcode::Alloc, Opcode::Write, Opcode::Read] {
         let mut victim = bench.calls("victim");
         victim.expect(0, "open", "OK");
@@ -173,7 +173,7 @@ fn lost_requests_and_broken_rings_end_all_waits() {
     bench.rebind();
     bench.assert_works();
 
-    bench.set_timeout(SHORT);
+    bench.set_timeout(FAR_TIMEOUT);
     for opcode in [Opcode::Write, Opcode::Alloc] {
         let mut calls = bench.calls("calls");
         calls.expect(0, "open", "OK");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use vram_integration::{
-    GUEST_MODULE, RIG_SLICE, Rig, RigConfig, VhostUserDevice, guest_with_driver, wait_until,
+    GUEST_MODULE, RIG_SLICE, Rig, RigConfig, VhostUserDevice, VmBuilder, guest_with_driver, wait_until,
 };
 
 use crate::{SHORT, assert_works, lab, rig, rig_on};
@@ -48,7 +48,7 @@ fn process_killed_in_a_put_gives_its_memory_back() {
 
     rig.vm.kill(&job).unwrap();
 
-    assert_eq!(rig.vm.wait(&job, SECOND).unwrap().status, 137);
+    assert_eq!(rig.vm.wait(&job, 4 * SECOND).unwrap().status, 137);
     rig.wait_until_empty().unwrap();
     assert_guest_sees_no_memory(&rig);
     let listed = rig.vm.vram("list", SHORT).unwrap();
@@ -154,7 +154,8 @@ fn vm_killed_gives_all_memory_back_and_another_takes_its_place() {
 /// A sleeping guest keeps its memory on the device: the driver resumes its session.
 #[test]
 fn guest_that_slept_finds_its_memory_again() {
-    let (vm, daemon, _seats) = rig(RigConfig::default()).into_parts();
+    let rig = Rig::start_with(&lab(), RigConfig::default(), VmBuilder::boot_packed).unwrap();
+    let (vm, daemon, _seats) = rig.into_parts();
     let status = || vm.qmp("query-status", json!({})).unwrap()["status"].clone();
     vm.vram("put /bin/busybox --name held", SHORT).unwrap();
 

@@ -9,11 +9,13 @@ fn works_on(series: &str) {
     let module = guest_driver(&lab, &lab.kernel(series).unwrap()).unwrap();
     let warnings: Vec<&str> = module.build_log.lines().filter(|line| line.contains("warning:")).collect();
     assert!(warnings.is_empty(), "{warnings:#?}");
-    let rig = rig(RigConfig { kernel: series.into(), vcpus: 2, ..RigConfig::default() });
+    let config =
+        RigConfig { gpu: "sim:2x96MiB".into(), slice: "192MiB,queues=2".into(), ..RigConfig::default() };
+    let rig = rig(RigConfig { kernel: series.into(), vcpus: 2, ..config });
     println!("kernel {}", rig.vm.kernel().release);
 
     assert_works(&rig, "f");
-    rig.vm.run_ok("vram put /dev/zero --size 300MiB --name large && vram verify large", 2 * SHORT).unwrap();
+    rig.vm.run_ok("vram put /dev/zero --size 120MiB --name large && vram verify large", SHORT).unwrap();
     let placement = rig.slice().unwrap()["backed_by_gpu"].clone();
     assert_eq!(placement.as_array().map(Vec::len), Some(2), "{placement:#}");
     rig.vm.vram("release", SHORT).unwrap();

@@ -16,7 +16,7 @@ fn rig_with_soak(config: RigConfig) -> Rig {
 fn soak(config: RigConfig, arguments: &str) {
     let rig = rig_with_soak(config);
 
-    let output = rig.vm.run(&format!("vram_soak random {arguments}"), 3 * SHORT).unwrap();
+    let output = rig.vm.run(&format!("vram_soak random {arguments}"), SHORT).unwrap();
 
     println!("vram_soak random {arguments}:\n{}", output.text());
     assert!(output.is_success(), "{output:?}\n{}\n{}", rig.vm.console_tail(), rig.daemon.log_tail());
@@ -78,7 +78,7 @@ fn many_command_lines_at_once_do_not_mix_their_bytes() {
             b"#!/bin/sh -e
             n=$1
             [ $((n % 2)) = 0 ] || { export VRAM_RUNTIME_DIR=/run/holder$n; mkdir -m 700 $VRAM_RUNTIME_DIR; }
-            head -c $((1000003 * n)) /dev/urandom >/tmp/f$n
+            head -c $((400003 * n)) /dev/urandom >/tmp/f$n
             for round in 1 2 3; do
                 vram put /tmp/f$n --name f$n
                 vram copy f$n g$n
@@ -94,7 +94,7 @@ fn many_command_lines_at_once_do_not_mix_their_bytes() {
     let script = "for n in 1 2 3 4 5 6 7 8; do /tmp/worker $n >/tmp/log$n 2>&1 & pids=\"$pids $!\"; done
         for pid in $pids; do wait $pid || status=1; done
         [ -z $status ] || { tail -n 5 /tmp/log*; exit 1; }";
-    rig.vm.run_ok(script, 3 * SHORT).unwrap();
+    rig.vm.run_ok(script, SHORT).unwrap();
     rig.wait_until_empty().unwrap();
     rig.finish().unwrap();
 }
@@ -133,7 +133,7 @@ fn gpus_drained_in_turn_under_load_lose_no_byte() {
         rig.daemon.vramctl(&["gpu", "undrain", &gpu]).unwrap();
         rounds += 1;
     }
-    let output = rig.vm.wait(&job, 3 * SHORT).unwrap();
+    let output = rig.vm.wait(&job, SHORT).unwrap();
     println!("{rounds} GPUs were drained\n{}", output.text());
     assert!(output.is_success(), "{output:?}\n{}\n{}", rig.vm.console_tail(), rig.daemon.log_tail());
     assert!(rounds >= 3, "only {rounds} GPUs were drained");

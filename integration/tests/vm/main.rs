@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use vram_integration::{Lab, Rig, RigConfig};
 
-/// For what takes milliseconds unless something is broken.
-const SHORT: Duration = Duration::from_secs(10);
+/// For what takes milliseconds unless something is broken, or the machine is very busy.
+const SHORT: Duration = Duration::from_secs(60);
 
 fn lab() -> Lab {
     Lab::open().unwrap()
@@ -44,5 +44,5 @@ fn assert_works(rig: &Rig, name: &str) {
          vram copy {name} {name}-copy && vram verify {name}-copy --file /tmp/{name} && vram get {name} /tmp/{name}.back && \
          cmp /tmp/{name} /tmp/{name}.back && vram free {name} && vram free {name}-copy && rm /tmp/{name} /tmp/{name}.back"
     );
-    rig.vm.run_ok(&script, 3 * SHORT).unwrap_or_else(|error| panic!("{error:#}\n{}", rig.daemon.log_tail()));
+    rig.vm.run_ok(&script, SHORT).unwrap_or_else(|error| panic!("{error:#}\n{}", rig.daemon.log_tail()));
 }

@@ -12,10 +12,10 @@ fn vramctl_shows_what_the_guest_does() {
     assert_eq!((&slice["state"], &slice["contexts"]), (&json!("in_use"), &json!(0)), "{slice:#}");
 
     let too_much = "vram put /dev/zero --size 300MiB --name large && vram copy large copy";
-    let refused = rig.vm.run(too_much, 2 * SHORT).unwrap();
+    let refused = rig.vm.run(too_much, SHORT).unwrap();
     assert!(refused.error_text().contains("limit does not allow it"), "{refused:?}");
     rig.vm.vram("free large", SHORT).unwrap();
-    rig.vm.run_ok("vram put /dev/zero --size 200MiB --name half && vram copy half other", 2 * SHORT).unwrap();
+    rig.vm.run_ok("vram put /dev/zero --size 200MiB --name half && vram copy half other", SHORT).unwrap();
 
     let slice = rig.slice().unwrap();
     for (field, wanted) in [

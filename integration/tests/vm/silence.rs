@@ -87,7 +87,7 @@ fn daemon_stopped_for_a_moment_loses_nothing() {
         thread::sleep(Duration::from_millis(300));
         rig.daemon.signal(Signal::SIGCONT).unwrap();
     }
-    let output = rig.vm.wait(&job, 3 * SHORT).unwrap();
+    let output = rig.vm.wait(&job, SHORT).unwrap();
     assert!(output.is_success(), "{output:?}");
     rig.finish().unwrap();
 }
@@ -158,7 +158,7 @@ fn daemon_started_again_is_reached_by_plugging_the_device_again() {
     vm.run("kill -9 $(pidof vram)", SHORT).unwrap();
     // The device's name is free once the guest has let go of its slot.
     let unplugged = || Ok(vm.qmp("chardev-remove", json!({"id": "vhost1"})).is_ok());
-    wait_until("QEMU to let go of the device", 2 * SHORT, unplugged).unwrap();
+    wait_until("QEMU to let go of the device", SHORT, unplugged).unwrap();
     plug(2);
 
     vm.run_ok(works, SHORT).unwrap();
