@@ -35,6 +35,7 @@ mod kept;
 mod lease;
 mod moves;
 mod places;
+mod privatize;
 mod promote;
 mod release;
 mod relocate;
