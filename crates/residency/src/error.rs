@@ -1,7 +1,7 @@
 //! What can go wrong between pool and GPUs.
 
 use vram_gpu::GpuError;
-use vram_pool::{AllocError, PoolError};
+use vram_pool::{AllocError, PoolError, ShareError};
 use vram_transfer::{EngineError, TransferError};
 
 /// Why the memory of the GPUs cannot be managed at all.
@@ -63,6 +63,20 @@ pub enum AllocateError {
     /// New memory could not be cleared.
     #[error("New memory could not be cleared")]
     Scrub(#[from] TransferError),
+    /// Freed memory of the slice did not come back in time.
+    #[error("Freed memory of the slice did not come back within {waited_ms} ms")]
+    ReleaseStuck {
+        /// How long it was waited for.
+        waited_ms: u64,
+    },
+}
+
+/// Why a share was not attached. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The pool refuses it.
+    #[error("The pool refuses to show the share")]
+    Share(#[from] ShareError),
     /// Freed memory of the slice did not come back in time.
     #[error("Freed memory of the slice did not come back within {waited_ms} ms")]
     ReleaseStuck {

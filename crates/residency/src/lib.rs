@@ -6,6 +6,8 @@
 //! What is read or written finds out where it is when its turn comes ([`Residency::access`]), and keeps it there
 //! meanwhile. A region that moves to another GPU waits for that, and then is waited for.
 //!
+//! A slice may show bytes to others ([`Residency::export`], [`Residency::attach`]); see `docs/decisions/0015`.
+//!
 //! What does not fit the GPUs lies in tiers and is served there, or comes back; see `docs/decisions/0016`.
 //!
 //! Whoever allocates (a guest's control thread) does the work of its own allocation itself. Each slice has a thread that
@@ -40,6 +42,7 @@ mod promote;
 mod release;
 mod relocate;
 mod residency;
+mod share;
 mod shift;
 mod tend;
 mod tiers;
@@ -47,10 +50,11 @@ mod watch;
 
 pub use access::Access;
 pub use advise::{Advice, AdviseError};
-pub use error::{AllocateError, SliceError, StartError};
+pub use error::{AllocateError, AttachError, SliceError, StartError};
 pub use lease::MemoryLease;
 pub use places::BytePlace;
 pub use residency::{MemoryConfig, Residency};
+pub use share::Revocation;
 pub use tiers::{Tier, TierReport};
 pub use vram_tier::TierKind;
 pub use watch::{MemoryEvent, MemoryWatch};

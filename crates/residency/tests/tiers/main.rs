@@ -8,6 +8,7 @@
 mod model;
 mod rig;
 mod scenes;
+mod shares;
 
 use model::{Mode, walk};
 
