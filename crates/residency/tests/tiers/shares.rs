@@ -1,6 +1,6 @@
 //! Bytes one slice shows another, one rule each.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vram_gpu::GpuId;
 use vram_pool::{Audience, Place, RegionState, Rights, ShareId, SliceId};
@@ -334,4 +334,81 @@ fn attach_waits_for_what_the_slice_has_just_freed() {
         let attached = shown.rig.residency.attach(shown.guest, small).unwrap();
         assert!(shown.rig.read(shown.guest, attached.range()).1 == shown.bytes[..SHARD as usize]);
     }
+}
+
+#[test]
+fn many_guests_at_once_see_only_what_they_are_shown() {
+    let rig = Rig::new("2x8MiB,fresh=dirty", Tiers { host: 4, disk: 48, ..Tiers::default() });
+    let owner = rig.slice("owner", 8 * SHARD, 0);
+    let guests: Vec<_> = (0..3).map(|guest| rig.slice(&format!("g{guest}"), 8 * SHARD, 0)).collect();
+    let bytes = noise(3 * SHARD, 31);
+    let export = || {
+        let lease = rig.alloc(owner, 3 * SHARD + 512).unwrap();
+        rig.write(owner, part(&lease, 512, 3 * SHARD), &bytes).result.unwrap();
+        let range = part(&lease, 512, 3 * SHARD);
+        let share = rig.residency.export(owner, range, Rights::CopyOnWrite, Audience::All).unwrap();
+        (lease, share)
+    };
+    let shown = std::sync::Mutex::new(export());
+    let until = Instant::now() + Duration::from_secs(6);
+    let use_it = |guest: SliceId, seed: u64| {
+        let share = shown.lock().unwrap().1;
+        let Ok(attached) = rig.residency.attach(guest, share) else { return 0 };
+        let mut expected = bytes.clone();
+        for round in 0..4u64 {
+            let (outcome, read) = rig.read(guest, attached.range());
+            match outcome.result {
+                Ok(()) => assert!(read == expected, "wrong bytes in round {round}"),
+                Err(TransferError::Revoked) => return 1,
+                Err(error) => panic!("{error}"),
+            }
+            let at = (seed * 7919 + round * 1_000_003) % (3 * SHARD - 100);
+            let outcome = rig.fill(guest, part(&attached, at, 100), seed as u8);
+            match outcome.result {
+                Ok(()) => expected[at as usize..at as usize + 100].fill(seed as u8),
+                Err(TransferError::Revoked) => return 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        2
+    };
+    let ends: Vec<u64> = std::thread::scope(|scope| {
+        let threads = guests.iter().enumerate().map(|(nth, guest)| {
+            let use_it = &use_it;
+            scope.spawn(move || {
+                let mut ends = 0;
+                for round in 0u64.. {
+                    if Instant::now() > until {
+                        break;
+                    }
+                    ends |= 1 << use_it(*guest, round * 3 + nth as u64 + 1);
+                }
+                ends
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let mut gpu = 0;
+        while Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(120));
+            let next = export();
+            // Given back while it is used.
+            *shown.lock().unwrap() = next;
+            let _ = rig.residency.begin_drain(GpuId(gpu));
+            std::thread::sleep(Duration::from_millis(30));
+            rig.residency.end_drain(GpuId(gpu)).unwrap();
+            gpu = 1 - gpu;
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(ends.iter().any(|ends| ends & 2 != 0), "nothing was revoked in use");
+    assert!(ends.iter().any(|ends| ends & 4 != 0), "nothing was used to its end");
+    drop(shown);
+    for slice in guests.into_iter().chain([owner]) {
+        assert!(rig.residency.wait_released(slice, LONG), "{:?}", rig.residency.pool().usage(slice));
+        rig.residency.remove_slice(slice).unwrap();
+    }
+    let counts = rig.sim.counts();
+    assert_eq!((counts.shards, counts.mappings), (0, 0));
+    assert!(rig.stores.iter().all(|store| store.meter().regions == 0));
+    assert!(rig.residency.pool().verify().is_ok());
 }
