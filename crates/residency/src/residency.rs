@@ -13,6 +13,7 @@ use vram_transfer::{Again, Engine, Part, TransferError};
 
 use crate::bell::Bell;
 use crate::fetch::{Fetch, fetch_all};
+use crate::image::Images;
 use crate::release::{Upkeep, release_all};
 use crate::relocate::relocate_all;
 use crate::tend::tend_all;
@@ -51,6 +52,7 @@ pub struct Residency {
     pub(crate) tiers: Tiers,
     /// Regions that are asked for to be promoted if that is worth it.
     pub(crate) worthwhile: Mutex<HashSet<(SliceId, RegionIndex)>>,
+    pub(crate) images: Mutex<Images>,
     /// Who is told what happens to the memory of which slice.
     pub(crate) watches: Mutex<Vec<(SliceId, Weak<dyn MemoryWatch>)>>,
     /// Rung when something is to leave a GPU.
@@ -112,6 +114,7 @@ impl Residency {
             in_place: Condvar::new(),
             tiers,
             worthwhile: Mutex::default(),
+            images: Mutex::default(),
             watches: Mutex::default(),
             relocating: Arc::default(),
             tending: Arc::default(),

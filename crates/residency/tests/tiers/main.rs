@@ -5,6 +5,7 @@
 //! are lost. After each step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with
 //! `VRAM_LONG=1`, and then with another seed each time; the seed is printed, and taken from `VRAM_SEED` if that is set.
 
+mod images;
 mod model;
 mod rig;
 mod scenes;
