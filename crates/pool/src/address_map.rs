@@ -68,6 +68,14 @@ impl AddressMap {
         self.allocations = self.allocations.saturating_add(1);
     }
 
+    /// A live allocation of so many bytes comes to a span that is closed.
+    pub(crate) fn insert(&mut self, span: Span, len_bytes: u64) {
+        let unused_bytes = span.len_bytes().saturating_sub(len_bytes);
+        let unused_bytes = u8::try_from(unused_bytes).unwrap_or(u8::MAX);
+        self.assign_each(span, |_| true, BlockUse::Live { unused_bytes });
+        self.allocations = self.allocations.saturating_add(1);
+    }
+
     /// Quarantines the live allocation that starts at an address. Returns its length.
     pub(crate) fn quarantine(&mut self, start: u64) -> Option<u64> {
         let (place, block) = self.block_starting_at(start)?;

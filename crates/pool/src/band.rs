@@ -122,6 +122,22 @@ impl Band {
         }
     }
 
+    /// The first of so many unbacked regions in a row, the lowest of several.
+    pub(crate) fn first_unbacked(&self, count: u32) -> Option<RegionIndex> {
+        let mut runs = self.unbacked_runs();
+        runs.find(|(_, free)| *free >= count).map(|(first, _)| RegionIndex(first))
+    }
+
+    /// How many regions a span touches.
+    pub(crate) fn touched_count(&self, span: Span) -> u32 {
+        let inside = span.intersection(self.span);
+        if inside.is_empty() {
+            return 0;
+        }
+        let touched = self.touched_range(inside);
+        touched.end().saturating_sub(*touched.start()).saturating_add(1)
+    }
+
     /// The place for an allocation that needs the fewest new shards, the lowest of several. Looks only at places that
     /// take in an unbacked region: the map itself knows the others.
     ///
@@ -189,14 +205,6 @@ impl Band {
             self.index_at(inside.end.saturating_sub(1))
         };
         first..=last
-    }
-
-    fn touched_count(&self, inside: Span) -> u32 {
-        if inside.is_empty() {
-            return 0;
-        }
-        let touched = self.touched_range(inside);
-        touched.end().saturating_sub(*touched.start()).saturating_add(1)
     }
 
     fn index_at(&self, address: u64) -> u32 {

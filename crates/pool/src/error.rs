@@ -2,7 +2,7 @@
 
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
 
-use crate::SliceId;
+use crate::{ShareId, SliceId};
 
 /// A refusal about the pool, a slice or an address. Nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -217,4 +217,51 @@ pub enum AllocError {
         /// Bytes asked for.
         requested_bytes: u64,
     },
+}
+
+/// A refusal about a share. Nothing changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShareError {
+    /// There is no such slice.
+    #[error("{slice} does not exist")]
+    NoSuchSlice {
+        /// Which.
+        slice: SliceId,
+    },
+    /// There is no such share, or it was revoked.
+    #[error("{share} does not exist, or was revoked")]
+    NoSuchShare {
+        /// Which.
+        share: ShareId,
+    },
+    /// The range to export does not lie in one live allocation, is empty, or begins at no multiple of 256 bytes.
+    #[error("{range} is not a range of one allocation of {slice} that begins at a multiple of 256 bytes")]
+    BadRange {
+        /// Whose.
+        slice: SliceId,
+        /// Which.
+        range: DeviceRange,
+    },
+    /// The range to export shows bytes of another slice.
+    #[error("{range} shows {slice} bytes of another slice, and only that can export them")]
+    NotOwned {
+        /// Whose.
+        slice: SliceId,
+        /// Which.
+        range: DeviceRange,
+    },
+    /// The share is not for the slice.
+    #[error("{share} is not for {slice}")]
+    NotForSlice {
+        /// Which.
+        share: ShareId,
+        /// Who asked.
+        slice: SliceId,
+    },
+    /// All numbers of shares are used up.
+    #[error("No share numbers are left; restart the daemon")]
+    OutOfShareIds,
+    /// There is no place for it in the slice.
+    #[error("The slice has no room for the share")]
+    Room(#[from] AllocError),
 }

@@ -1,9 +1,10 @@
 //! Extents: what is behind which part of a range.
 
-use vram_gpu::{DeviceRange, GpuId};
+use vram_gpu::{DeviceAddress, DeviceRange, GpuId};
 
+use crate::slice::Slice;
 use crate::span::Span;
-use crate::{Pool, RegionIndex, RegionState, SliceId};
+use crate::{Pool, RegionIndex, RegionState, Rights, SliceId};
 
 /// A run of addresses whose bytes are in one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,21 @@ pub struct Extent {
     pub place: Place,
     /// The region, or the first of several in a merged extent.
     pub region: RegionIndex,
+    /// Whose bytes they are.
+    pub origin: Origin,
+    /// What may be done with them if the region shows bytes of another slice, or of another region.
+    pub shown: Option<Rights>,
+}
+
+/// Whose bytes are behind an extent: those of its own region, unless that shows others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The slice.
+    pub slice: SliceId,
+    /// The region of that slice; the first of several in a merged extent.
+    pub region: RegionIndex,
+    /// Where the bytes begin in that slice's band.
+    pub start: DeviceAddress,
 }
 
 /// Where bytes are.
@@ -27,14 +43,37 @@ pub enum Place {
     Damaged,
     /// Nowhere: they were on this GPU, which is lost.
     Lost(GpuId),
+    /// Nowhere that concerns the slice: they are another's, which has revoked them.
+    Revoked,
+}
+
+impl Extent {
+    /// Whether another extent is the next piece of the same run of bytes.
+    fn continues_with(&self, next: &Self) -> bool {
+        self.range.end() == Some(next.range.start)
+            && self.origin.slice == next.origin.slice
+            && self.origin.start.checked_add(self.range.len_bytes) == Some(next.origin.start)
+            && (self.place, self.shown) == (next.place, next.shown)
+    }
 }
 
 impl Place {
+    /// Where the bytes of a region in this state are; nowhere if there are none.
+    fn of(state: RegionState) -> Option<Self> {
+        match state {
+            RegionState::Lost(gpu) | RegionState::Forgetting(gpu) => Some(Self::Lost(gpu)),
+            RegionState::Damaged => Some(Self::Damaged),
+            RegionState::Promoting(_) => Some(Self::Tier),
+            state if state.is_stored() => Some(Self::Tier),
+            state => state.holder().map(Self::Gpu),
+        }
+    }
+
     /// The GPU the bytes are on.
     pub fn gpu(self) -> Option<GpuId> {
         match self {
             Self::Gpu(gpu) => Some(gpu),
-            Self::Tier | Self::Damaged | Self::Lost(_) => None,
+            Self::Tier | Self::Damaged | Self::Lost(_) | Self::Revoked => None,
         }
     }
 }
@@ -45,19 +84,30 @@ impl Pool {
     pub fn extents(&self, slice: SliceId, range: DeviceRange) -> impl Iterator<Item = Extent> + '_ {
         self.slices.get(&slice).into_iter().flat_map(move |slice| {
             let inside = Self::clipped(slice, range);
-            slice.band.touched(inside).filter_map(move |region| {
-                let state = slice.band.region(region)?.state;
-                let place = match state {
-                    RegionState::Lost(gpu) | RegionState::Forgetting(gpu) => Place::Lost(gpu),
-                    RegionState::Damaged => Place::Damaged,
-                    RegionState::Promoting(_) => Place::Tier,
-                    state if state.is_stored() => Place::Tier,
-                    _ => Place::Gpu(state.holder()?),
-                };
-                let part = inside.intersection(slice.band.region_span(region));
-                Some(Extent { range: part.range(), place, region })
-            })
+            slice.band.touched(inside).filter_map(move |region| self.extent(slice, region, inside))
         })
+    }
+
+    /// The extent of a span in one region; none if nothing is behind it there.
+    pub(crate) fn extent(&self, slice: &Slice, region: RegionIndex, inside: Span) -> Option<Extent> {
+        let state = slice.band.region(region)?.state;
+        let part = inside.intersection(slice.band.region_span(region));
+        let Some(attachment) = slice.attachment(region) else {
+            let (range, place) = (part.range(), Place::of(state)?);
+            let origin = Origin { slice: slice.id, region, start: range.start };
+            return Some(Extent { range, place, region, origin, shown: None });
+        };
+        // What is beside the exported bytes is nobody's business here.
+        let part = part.intersection(attachment.span);
+        let source = attachment.source(region);
+        let start = attachment.owner_address(part.start);
+        let place = match state {
+            RegionState::Revoked => Place::Revoked,
+            _ => self.region(source.slice, source.region).and_then(Place::of)?,
+        };
+        let origin = Origin { slice: source.slice, region: source.region, start };
+        let extent = Extent { range: part.range(), place, region, origin, shown: Some(attachment.rights) };
+        (!part.is_empty()).then_some(extent)
     }
 
     /// The addresses of a region.
@@ -75,12 +125,12 @@ impl Pool {
         Some(Span::new(start, end.saturating_sub(start)).range())
     }
 
-    /// The extents of a range, adjacent ones on the same GPU in one.
+    /// The extents of a range, adjacent ones in the same place in one.
     pub fn merged_extents(&self, slice: SliceId, range: DeviceRange) -> Vec<Extent> {
         let mut merged: Vec<Extent> = Vec::new();
         for extent in self.extents(slice, range) {
             match merged.last_mut() {
-                Some(last) if last.range.end() == Some(extent.range.start) && last.place == extent.place => {
+                Some(last) if last.continues_with(&extent) => {
                     last.range.len_bytes = last.range.len_bytes.saturating_add(extent.range.len_bytes);
                 }
                 _ => merged.push(extent),

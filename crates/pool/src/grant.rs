@@ -76,7 +76,7 @@ impl Pool {
         let wanted = Wanted::check(request)?;
         let limit_bytes = self.in_bytes(found.limit_shards);
         if wanted.reserved_bytes > limit_bytes {
-            return Err(self.over_limit(found, wanted));
+            return Err(found.over_limit(self.shard_bytes, wanted.length_bytes));
         }
         if found.pending.is_some() {
             return Err(AllocError::Busy { slice });
@@ -174,18 +174,10 @@ impl Pool {
         grant
     }
 
-    fn over_limit(&self, slice: &Slice, wanted: Wanted) -> AllocError {
-        AllocError::OverLimit {
-            limit_bytes: self.in_bytes(slice.limit_shards),
-            in_use_bytes: self.in_bytes(slice.footprint()),
-            requested_bytes: wanted.length_bytes,
-        }
-    }
-
     /// Why an allocation cannot be had.
     fn refusal(&self, slice: &Slice, wanted: Wanted, window: Option<Window>, room: &Room) -> AllocError {
         let requested_bytes = wanted.length_bytes;
-        let over_limit = self.over_limit(slice, wanted);
+        let over_limit = slice.over_limit(self.shard_bytes, requested_bytes);
         let out_of_memory = AllocError::OutOfMemory {
             requested_bytes,
             free_bytes: self.in_bytes(room.shards().saturating_add(self.births_left(When::Now))),

@@ -15,15 +15,19 @@
 //! - [`Pool::plan_eviction`] takes a region off its GPU ([`Eviction`]), [`Pool::plan_promotion`] brings it back
 //!   ([`Promotion`]); the caller moves the bytes to and from a lower tier in between, and ends each.
 //!
+//! - [`Pool::plan_privatization`] gives a region that shows bytes of another slice ([`Pool::attach`]) a copy of its own
+//!   ([`Privatization`]); the caller copies the bytes in between, and ends it.
+//!
 //! Each of these values is consumed by the next step and cannot be copied. Dropping one leaves its bytes reserved for
 //! the life of the slice; nothing else breaks.
 //!
 //! Rules that always hold ([`Pool::verify`] checks them):
 //!
 //! - Every byte of a band is free, granted, live or quarantined, and never two of these.
-//! - Live bytes lie in regions that are backed or in a lower tier, or were lost there. A backed region holds at
-//!   least one byte that is not free: a region that becomes empty is taken away at once.
-//! - A slice has at most its limit in regions, wherever their bytes are. Above its guarantee it is given a shard only
+//! - Live bytes lie in regions that are backed or in a lower tier, or were lost there, or that show bytes of another
+//!   slice. A backed region holds at least one byte that is not free: a region that becomes empty is taken away at once.
+//! - What a slice did not export is reached by no other, and what it has revoked not by a use that begins later.
+//! - A slice has at most its limit in regions, wherever their bytes are and whosever they are. Above its guarantee it is given a shard only
 //!   while the shards left still cover what is missing to the guarantees of all others.
 //! - Nothing is evicted from a slice inside its guarantee for the sake of another.
 //! - The sum of guarantees does not exceed the shards the GPUs were configured with.
@@ -41,6 +45,8 @@
 )]
 
 mod address_map;
+mod advice;
+mod attachment;
 mod band;
 mod block;
 mod config;
@@ -49,11 +55,14 @@ mod extent;
 mod gpu;
 mod grant;
 mod heat;
+mod pin;
 mod pool;
+mod privatization;
 mod region;
 mod release;
 mod relocation;
 mod room;
+mod share;
 mod slice;
 mod sorted;
 mod span;
@@ -62,14 +71,17 @@ mod usage;
 mod verify;
 
 pub use config::{GpuCapacity, Placement, PoolConfig, SliceConfig, SliceId};
-pub use error::{AllocError, DrainError, PoolError};
-pub use extent::{Extent, Place};
+pub use error::{AllocError, DrainError, PoolError, ShareError};
+pub use extent::{Extent, Origin, Place};
 pub use grant::{AllocRequest, Allocation, Grant};
 pub use heat::{AccessKind, Advice, Demand, Heat, HeatConfig, PoolTime, Residence, TierCopy, Victim};
+pub use pin::{PinError, Unpinned};
 pub use pool::Pool;
+pub use privatization::{PrivateLevel, Privatization, PrivatizeError};
 pub use region::{Backing, LostRegions, RegionIndex, RegionState};
 pub use release::{Freeing, Releasable, ReleasePlan};
-pub use relocation::{PinError, Relocation};
+pub use relocation::Relocation;
+pub use share::{Audience, Rights, ShareId, ShareReport};
 pub use tiering::{Eviction, Promotion};
 pub use usage::{GpuBytes, GpuUsage, SliceUsage};
 pub use verify::Violation;

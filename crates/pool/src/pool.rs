@@ -1,19 +1,21 @@
 //! The pool: its GPUs, its slices, and who may join.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vram_gpu::{DeviceRange, GpuId};
 
 use crate::address_map::AddressMap;
+use crate::attachment::Attachments;
 use crate::band::{Band, shards_up};
 use crate::config::{GRANULARITY_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES};
 use crate::gpu::{Gpus, Promise, ShardCounts, unpromised_shards};
+use crate::share::Share;
 use crate::slice::Slice;
 use crate::span::Span;
 use crate::{
     AllocRequest, GpuUsage, Heat, HeatConfig, LostRegions, Placement, PoolConfig, PoolError, RegionIndex,
-    RegionState, SliceConfig, SliceId,
+    RegionState, ShareId, SliceConfig, SliceId,
 };
 
 /// In what time a slice's traffic is forgotten by half, in the pool's time: milliseconds.
@@ -26,6 +28,9 @@ pub struct Pool {
     pub(crate) shard_bytes: u64,
     pub(crate) gpus: Gpus,
     pub(crate) slices: BTreeMap<SliceId, Slice>,
+    /// What slices export, and what of it that was revoked is still shown somewhere.
+    pub(crate) shares: BTreeMap<ShareId, Share>,
+    pub(crate) next_share: u64,
     /// Regions the lower tiers take.
     pub(crate) tier_regions: u32,
     next_slice: u32,
@@ -43,6 +48,8 @@ impl Pool {
             shard_bytes,
             gpus: Gpus::new(config)?,
             slices: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            next_share: 0,
             tier_regions,
             next_slice: 0,
         })
@@ -110,6 +117,9 @@ impl Pool {
                 if self.tier_regions > 0 { regions } else { 0 },
             ),
             incoming: ShardCounts::default(),
+            attachments: Attachments::default(),
+            shown: 0,
+            exports: BTreeSet::new(),
             returning: ShardCounts::default(),
         };
         self.slices.insert(id, slice);
@@ -204,7 +214,7 @@ impl Pool {
     /// A GPU is gone, and with it all bytes on it. Its regions are lost, but for those a lower tier has a true copy of,
     /// which are stored now; its capacity is none. Allocations with bytes there stay live until freed and say so in their
     /// extents; no new one is put into a lost region until all that was in it is freed and forgotten. Plans and grants
-    /// under way are finished as usual. Returns the regions lost, by slice; nothing if the GPU is unknown or was lost
+    /// under way are finished as usual. Regions that show lost bytes of another slice are lost as long as those are. Returns the regions lost, by slice; nothing if the GPU is unknown or was lost
     /// before.
     pub fn mark_lost(&mut self, gpu: GpuId) -> Vec<LostRegions> {
         self.gpus.mark_lost(gpu);

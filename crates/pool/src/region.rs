@@ -40,6 +40,12 @@ pub enum RegionState {
     Promoting(GpuId),
     /// Its bytes are being moved from one lower tier to another.
     Shifting,
+    /// No shard and no tier: it shows bytes of another slice.
+    Shared,
+    /// It showed bytes of another slice, which revoked that.
+    Revoked,
+    /// It shows bytes of another slice, and is being given a copy of its own: on this GPU, or in a lower tier.
+    Privatizing(Option<GpuId>),
     /// Its bytes were in a lower tier, and are damaged there.
     Damaged,
     /// Nothing is in it any more; what a lower tier has of it is being discarded.
@@ -61,10 +67,14 @@ impl RegionState {
             | Self::Moving { from: gpu, .. }
             | Self::Evicting(gpu)
             | Self::Promoting(gpu)
+            | Self::Privatizing(Some(gpu))
             | Self::Returning(gpu) => Some(gpu),
             Self::Unbacked
             | Self::Stored
             | Self::Shifting
+            | Self::Shared
+            | Self::Revoked
+            | Self::Privatizing(None)
             | Self::Damaged
             | Self::Discarding
             | Self::Lost(_)
@@ -74,17 +84,37 @@ impl RegionState {
 
     /// Whether its bytes are on their way from one place to another.
     pub fn is_moving(self) -> bool {
-        matches!(self, Self::Moving { .. } | Self::Evicting(_) | Self::Promoting(_) | Self::Shifting)
+        matches!(
+            self,
+            Self::Moving { .. }
+                | Self::Evicting(_)
+                | Self::Promoting(_)
+                | Self::Shifting
+                | Self::Privatizing(_)
+        )
     }
 
-    /// Whether its bytes are in a lower tier only, or were until they were damaged.
+    /// Whether it takes room of the lower tiers and of no GPU.
     pub(crate) fn is_stored(self) -> bool {
-        matches!(self, Self::Stored | Self::Shifting | Self::Damaged | Self::Discarding)
+        matches!(
+            self,
+            Self::Stored | Self::Shifting | Self::Damaged | Self::Discarding | Self::Privatizing(None)
+        )
+    }
+
+    /// Whether what is seen in it are bytes of another slice, or were until that revoked them.
+    pub(crate) fn is_shown(self) -> bool {
+        matches!(self, Self::Shared | Self::Revoked | Self::Privatizing(_))
+    }
+
+    /// Whether it counts towards its slice's limit though nothing is behind it.
+    pub(crate) fn takes_nothing(self) -> bool {
+        matches!(self, Self::Shared | Self::Revoked)
     }
 
     /// Whether bytes of it that nobody uses can be given out.
     pub(crate) fn has_free_bytes(self) -> bool {
-        matches!(self, Self::Backed(_) | Self::Stored) || self.is_moving()
+        matches!(self, Self::Backed(_) | Self::Stored) || self.is_moving() && !self.is_shown()
     }
 }
 

@@ -39,6 +39,8 @@ pub struct ReleasePlan {
     pub(crate) unback: Vec<Backing>,
     pub(crate) forget: Vec<Backing>,
     pub(crate) discard: Vec<RegionIndex>,
+    /// Regions that show bytes of another slice, and stop.
+    pub(crate) detach: Vec<RegionIndex>,
 }
 
 impl ReleasePlan {
@@ -51,6 +53,7 @@ impl ReleasePlan {
             unback: Vec::new(),
             forget: Vec::new(),
             discard: Vec::new(),
+            detach: Vec::new(),
         }
     }
 
@@ -102,26 +105,36 @@ pub enum Releasable {
     Now,
     /// When bytes that are on their way have arrived.
     AfterMove,
+    /// When those to whom other slices showed them no longer use them.
+    AfterUse,
 }
 
 impl Pool {
     /// Takes the allocation that starts at `base` out of the live set. Nothing finds it any more; its bytes are
-    /// quarantined until released.
+    /// quarantined until released. What of it is exported is revoked.
     pub fn begin_free(&mut self, slice: SliceId, base: DeviceAddress) -> Result<Freeing, PoolError> {
         let found = self.slices.get_mut(&slice).ok_or(PoolError::NoSuchSlice { slice })?;
         let len_bytes =
             found.map.quarantine(base.0).ok_or(PoolError::NoSuchAllocation { slice, address: base })?;
         let range = Span::new(base.0, len_bytes).range();
-        found.vacate(Span::reserved_by(range), Vacated::Quarantined);
+        let span = Span::reserved_by(range);
+        found.vacate(span, Vacated::Quarantined);
+        self.revoke_within(slice, span);
         Ok(Freeing { slice, range })
     }
 
     /// Whether [`Self::plan_release`] can be called for the bytes of a freed allocation.
     pub fn releasable(&self, freeing: &Freeing) -> Releasable {
         let Some(slice) = self.slices.get(&freeing.slice) else { return Releasable::Now };
-        let mut touched = slice.band.touched(Span::reserved_by(freeing.range));
+        let span = Span::reserved_by(freeing.range);
         let moving = |index| slice.band.region(index).is_some_and(|region| region.state.is_moving());
-        if touched.any(moving) { Releasable::AfterMove } else { Releasable::Now }
+        if slice.band.touched(span).any(moving) {
+            Releasable::AfterMove
+        } else if self.is_used_within(slice, span) {
+            Releasable::AfterUse
+        } else {
+            Releasable::Now
+        }
     }
 
     /// Says what to do before the bytes of a freed allocation may be used again. Regions in which nothing else is left
@@ -159,7 +172,10 @@ impl Pool {
     /// Returns another plan if regions have become empty only now, because several releases met in them; carry it out
     /// and finish it likewise.
     pub fn finish_release(&mut self, plan: ReleasePlan) -> Option<ReleasePlan> {
-        let ReleasePlan { slice, range, scrub: _, unback, forget, discard } = plan;
+        let ReleasePlan { slice, range, scrub: _, unback, forget, discard, detach } = plan;
+        for region in detach {
+            self.detach(slice, region);
+        }
         let slice = self.slices.get_mut(&slice)?;
         for backing in unback.iter().chain(&forget) {
             slice.unback(&mut self.gpus, backing.region);

@@ -1,17 +1,13 @@
 //! Relocation: a region's bytes move to another GPU, its addresses stay.
 //!
-//! Whoever reads or writes bytes of a slice pins their regions first ([`Pool::pin`]) and unpins them afterwards. A
-//! region that is to move can no longer be pinned; when the last pin is gone its bytes are copied, the new shard takes
-//! the old one's place, and it can be pinned again.
+//! A region that is to move can no longer be pinned ([`Pool::pin`]); when the last pin is gone its bytes are copied, the
+//! new shard takes the old one's place, and it can be pinned again.
 
-use vram_gpu::{DeviceRange, GpuId};
+use vram_gpu::GpuId;
 
 use crate::room::{Room, When};
 use crate::slice::Slice;
-use crate::{
-    AccessKind, Backing, DrainError, Extent, Place, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan,
-    SliceId,
-};
+use crate::{Backing, DrainError, Pool, RegionIndex, RegionState, ReleasePlan, SliceId};
 
 /// A region that is to move. End it with [`Pool::finish_relocation`] or [`Pool::abort_relocation`]; until then nobody
 /// can use the region.
@@ -40,95 +36,7 @@ impl Relocation {
     }
 }
 
-/// Why bytes cannot be used now. Nothing was pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PinError {
-    /// They are on their way to another place; ask again when that is over.
-    Moving,
-    /// Some of them were in this region of a lower tier, and are damaged there.
-    Damaged(RegionIndex),
-    /// They were on this GPU, which is lost.
-    Lost(GpuId),
-    /// There is no memory behind some of them.
-    Unbacked,
-}
-
 impl Pool {
-    /// Keeps the bytes of a range where they are, on GPUs and in lower tiers, until [`Self::unpin`] is called with the
-    /// same range. Returns where they are.
-    pub fn pin(&mut self, slice: SliceId, range: DeviceRange) -> Result<Vec<Extent>, PinError> {
-        let extents: Vec<_> = self.extents(slice, range).collect();
-        let covered = extents.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.range.len_bytes));
-        let lost = extents.iter().find_map(|extent| match extent.place {
-            Place::Lost(gpu) => Some(gpu),
-            _ => None,
-        });
-        if let Some(gpu) = lost {
-            return Err(PinError::Lost(gpu));
-        }
-        let slice = self.slices.get_mut(&slice).ok_or(PinError::Unbacked)?;
-        for extent in &extents {
-            match slice.band.region(extent.region).map(|region| region.state) {
-                Some(state) if state.is_moving() => return Err(PinError::Moving),
-                Some(RegionState::Damaged) => return Err(PinError::Damaged(extent.region)),
-                Some(RegionState::Backed(_) | RegionState::Stored) => {}
-                _ => return Err(PinError::Unbacked),
-            }
-        }
-        if covered != range.len_bytes {
-            return Err(PinError::Unbacked);
-        }
-        for extent in &extents {
-            if let Some(region) = slice.band.region_mut(extent.region) {
-                region.pins = region.pins.saturating_add(1);
-            }
-        }
-        Ok(extents)
-    }
-
-    /// Ends [`Self::pin`]. True if a relocation waited for that.
-    pub fn unpin(&mut self, slice: SliceId, range: DeviceRange) -> bool {
-        let Some(slice) = self.slices.get_mut(&slice) else { return false };
-        let mut awaited = false;
-        for index in slice.band.touched(Self::clipped(slice, range)) {
-            let Some(region) = slice.band.region_mut(index) else { continue };
-            region.pins = region.pins.saturating_sub(1);
-            awaited |= region.pins == 0 && region.state.is_moving();
-        }
-        awaited
-    }
-
-    /// Counts an access to a range that is pinned. Returns the regions on GPUs whose copies in a lower tier are no longer
-    /// true because of it. `now` is in milliseconds and never goes back.
-    pub fn touch(
-        &mut self,
-        slice: SliceId,
-        range: DeviceRange,
-        kind: AccessKind,
-        now: PoolTime,
-    ) -> Vec<RegionIndex> {
-        let mut stale = Vec::new();
-        let Some(slice) = self.slices.get_mut(&slice).filter(|_| self.tier_regions > 0) else { return stale };
-        let inside = Self::clipped(slice, range);
-        for index in slice.band.touched(inside) {
-            let before = slice.copy_below(index);
-            let part_bytes = inside.intersection(slice.band.region_span(index)).len_bytes();
-            slice.heat.touch(index, kind, part_bytes, now);
-            if before != slice.copy_below(index) {
-                stale.push(index);
-            }
-        }
-        stale
-    }
-
-    /// Whether nobody uses the region any more, so that its bytes can be copied.
-    pub fn is_quiet(&self, slice: SliceId, region: RegionIndex) -> bool {
-        self.slices
-            .get(&slice)
-            .and_then(|slice| slice.band.region(region))
-            .is_none_or(|region| region.pins == 0)
-    }
-
     /// Moves nothing new to a GPU, and makes [`Self::next_relocation`] name what is to leave it. Refused if what is
     /// promised to slices does not fit the others, or if a slice cannot leave.
     pub fn begin_drain(&mut self, gpu: GpuId) -> Result<(), DrainError> {

@@ -1,14 +1,18 @@
 //! A slice's books: its band, what lies in it, and the shards it holds.
 
+use std::collections::BTreeSet;
+
 use vram_gpu::{DeviceRange, GpuId};
 
 use crate::address_map::AddressMap;
+use crate::attachment::Attachments;
 use crate::band::{Band, Region};
 use crate::gpu::{Gpus, ShardCounts};
 use crate::room::When;
 use crate::span::Span;
 use crate::{
-    Backing, GpuUsage, Heat, RegionIndex, RegionState, ReleasePlan, Residence, SliceConfig, SliceId, TierCopy,
+    AllocError, Backing, GpuUsage, Heat, RegionIndex, RegionState, ReleasePlan, Residence, ShareId,
+    SliceConfig, SliceId, TierCopy,
 };
 
 /// One slice. Its methods keep the counts of regions, slice and GPUs in step.
@@ -42,6 +46,12 @@ pub(crate) struct Slice {
     pub(crate) evicting: ShardCounts,
     /// How much use each region gets; of no region if there are no tiers.
     pub(crate) heat: Heat,
+    /// What it shows of other slices.
+    pub(crate) attachments: Attachments,
+    /// Regions of it that take neither a shard nor room of a tier.
+    pub(crate) shown: u32,
+    /// What it exports: where that begins, and as which share.
+    pub(crate) exports: BTreeSet<(u64, ShareId)>,
     /// Shards of the held that go back unless something new is put in: returning, or backed and nothing live in them.
     pub(crate) returning: ShardCounts,
 }
@@ -99,7 +109,17 @@ impl Slice {
 
     /// Regions that count towards the limit, wherever their bytes are.
     pub(crate) fn footprint(&self) -> u32 {
-        self.held.total().saturating_add(self.stored)
+        self.held.total().saturating_add(self.stored).saturating_add(self.shown)
+    }
+
+    /// The refusal of so many bytes for the slice's limit.
+    pub(crate) fn over_limit(&self, shard_bytes: u64, requested_bytes: u64) -> AllocError {
+        let in_bytes = |shards: u32| u64::from(shards).saturating_mul(shard_bytes);
+        AllocError::OverLimit {
+            limit_bytes: in_bytes(self.limit_shards),
+            in_use_bytes: in_bytes(self.footprint()),
+            requested_bytes,
+        }
     }
 
     /// Number of live allocations.
@@ -177,7 +197,8 @@ impl Slice {
         self.open_beside(region, granted);
     }
 
-    fn open_beside(&mut self, region: RegionIndex, granted: Span) {
+    /// What of a region is beside a span may be given out.
+    pub(crate) fn open_beside(&mut self, region: RegionIndex, granted: Span) {
         let window = self.band.region_span(region);
         for beside in window.around(granted.intersection(window)) {
             self.map.free(beside);
@@ -199,6 +220,9 @@ impl Slice {
         }
         if state == RegionState::Discarding {
             self.discarding = self.discarding.saturating_sub(1);
+        }
+        if state.takes_nothing() {
+            self.shown = self.shown.saturating_sub(1);
         }
         self.heat.remove(region);
         self.band.set_state(region, RegionState::Unbacked);
@@ -224,6 +248,10 @@ impl Slice {
                 self.discarding = self.discarding.saturating_add(1);
                 self.map.close_free(self.band.region_span(region));
                 plan.discard.push(region);
+                true
+            }
+            Some(RegionState::Shared | RegionState::Revoked) => {
+                plan.detach.push(region);
                 true
             }
             _ => false,
@@ -373,6 +401,7 @@ impl Slice {
             }
             self.set_stored(index);
         }
+        self.lose_private_copies(lost);
         let of_lost = |region: &Region| region.state.holder() == Some(lost);
         let regions: Vec<_> =
             self.band.regions().filter(|(_, region)| of_lost(region)).map(|(index, _)| index).collect();

@@ -1,13 +1,13 @@
 //! Tiering: regions leave the GPUs for a lower tier and come back, at unchanged addresses.
 
-use vram_gpu::{DeviceRange, GpuId};
+use vram_gpu::GpuId;
 
 use crate::band::Region;
 use crate::room::{Room, When};
 use crate::slice::Slice;
 use crate::{
-    Advice, AllocError, Backing, Demand, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, Residence,
-    SliceId, TierCopy, Victim,
+    AllocError, Backing, Demand, Pool, PoolTime, RegionIndex, RegionState, ReleasePlan, Residence, SliceId,
+    TierCopy, Victim,
 };
 
 /// Of all shards one in so many, as a power of two, is kept free.
@@ -210,40 +210,6 @@ impl Pool {
         coldest(false).or_else(|| coldest(true))
     }
 
-    /// Takes a guest's word about the regions a range touches.
-    pub fn advise(&mut self, slice: SliceId, range: DeviceRange, advice: Advice) {
-        let Some(slice) = self.slices.get_mut(&slice) else { return };
-        for region in slice.band.touched(Self::clipped(slice, range)) {
-            slice.heat.advise(region, advice);
-        }
-    }
-
-    /// Regions a range touches are not to be evicted any more. False, and nothing is changed, if more would be pinned than
-    /// is promised to the slice.
-    pub fn pin_to_gpus(&mut self, slice: SliceId, range: DeviceRange) -> bool {
-        if self.tier_regions == 0 {
-            return true;
-        }
-        let Some(slice) = self.slices.get_mut(&slice) else { return true };
-        let touched = slice.band.touched(Self::clipped(slice, range));
-        let new: Vec<_> = touched.filter(|region| !slice.heat.is_pinned(*region)).collect();
-        let pinned = slice.heat.pinned().saturating_add(u32::try_from(new.len()).unwrap_or(u32::MAX));
-        if pinned > slice.guarantee_shards {
-            return false;
-        }
-        new.into_iter().all(|region| slice.heat.pin(region))
-    }
-
-    /// Regions a range touches may be evicted again.
-    pub fn unpin_from_gpus(&mut self, slice: SliceId, range: DeviceRange) {
-        let Some(slice) = self.slices.get_mut(&slice) else { return };
-        for region in slice.band.touched(Self::clipped(slice, range)) {
-            if slice.heat.is_pinned(region) {
-                slice.heat.unpin(region);
-            }
-        }
-    }
-
     /// Whether a slice has regions that are in lower tiers only.
     pub fn has_stored(&self, slice: SliceId) -> bool {
         self.slices.get(&slice).is_some_and(|slice| slice.stored > 0)
@@ -277,17 +243,6 @@ impl Pool {
     /// Shards kept free for whoever borrows next, as far as tiers take what is on them.
     pub fn kept_free(&self) -> u32 {
         if self.tier_regions == 0 { 0 } else { self.gpus.capacity_total() >> KEPT_FREE_SHIFT }
-    }
-
-    /// Keeps a region where it is, if it is anywhere, until its addresses, which are returned, are unpinned.
-    pub fn hold(&mut self, slice: SliceId, region: RegionIndex) -> Option<DeviceRange> {
-        let band = &mut self.slices.get_mut(&slice)?.band;
-        let found = band.region_mut(region)?;
-        if !matches!(found.state, RegionState::Backed(_) | RegionState::Stored) {
-            return None;
-        }
-        found.pins = found.pins.saturating_add(1);
-        Some(band.region_span(region).range())
     }
 
     /// How much use a region gets, comparable between slices.

@@ -24,10 +24,13 @@ pub struct SliceUsage {
     pub allocated_bytes: u64,
     /// Bytes freed and not yet released, rounded likewise.
     pub quarantined_bytes: u64,
-    /// Bytes of shards the slice holds: backed, being backed, or returning. The limit counts these and `stored_bytes`.
+    /// Bytes of shards the slice holds: backed, being backed, or returning. The limit counts these,
+    /// `stored_bytes` and `attached_bytes`.
     pub backed_bytes: u64,
-    /// Bytes of regions that lie in a lower tier only; the limit counts them too.
+    /// Bytes of regions that lie in a lower tier only.
     pub stored_bytes: u64,
+    /// Bytes of regions that show bytes of another slice, or did until it revoked them.
+    pub attached_bytes: u64,
     /// Live allocations.
     pub allocations: u64,
     /// `backed_bytes` by GPU; GPUs with none are left out.
@@ -68,6 +71,7 @@ impl Pool {
             quarantined_bytes: slice.quarantined_bytes,
             backed_bytes: self.in_bytes(slice.held.total()),
             stored_bytes: self.in_bytes(slice.stored),
+            attached_bytes: self.in_bytes(slice.shown),
             allocations: slice.allocations(),
             gpus: gpus.filter(|gpu| gpu.bytes > 0).collect(),
             home: slice.home,

@@ -1,12 +1,14 @@
 //! The invariants, checked.
 
+mod shares;
+
 use vram_gpu::{DeviceAddress, GpuId};
 
 use crate::block::BlockUse;
 use crate::gpu::ShardCounts;
 use crate::slice::Slice;
 use crate::span::{GRANULE_BYTES, Span};
-use crate::{Pool, RegionIndex, RegionState, Residence, SliceId};
+use crate::{Pool, RegionIndex, RegionState, Residence, ShareId, SliceId};
 
 /// An invariant that does not hold: a bug in this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +61,12 @@ pub enum Violation {
         /// Whose.
         slice: SliceId,
     },
+    /// A share is not shown by those who should show it, is used by others than them, or should be gone.
+    #[error("{share} does not add up")]
+    Share {
+        /// Which.
+        share: ShareId,
+    },
     /// A GPU's used shards are not what slices hold, or more than it has.
     #[error("{gpu} does not add up")]
     Gpu {
@@ -101,6 +109,7 @@ impl Pool {
                 return Err(Violation::Gpu { gpu: gpu.id });
             }
         }
+        self.verify_shares()?;
         let configured_shards = u64::from(self.gpus.configured_total());
         if guaranteed_shards > configured_shards {
             return Err(Violation::Guarantees { guaranteed_shards, configured_shards });
@@ -128,6 +137,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
         u32::try_from(regions).unwrap_or(u32::MAX)
     };
     let stored = count(RegionState::is_stored);
+    let shown = count(RegionState::takes_nothing);
     let discarding = count(|state| state == RegionState::Discarding);
     let promoting = count(|state| matches!(state, RegionState::Promoting(_)));
     let mut evicting = ShardCounts::default();
@@ -143,6 +153,7 @@ fn verify_slice(slice: &Slice) -> Result<(), Violation> {
         || !evicting.equal(&slice.evicting)
         || promoting != slice.promoting
         || discarding != slice.discarding
+        || shown != slice.shown
     {
         return Err(Violation::SliceSums { slice: id });
     }
@@ -220,6 +231,9 @@ fn verify_regions(
             RegionState::Returning(_) => free == 0 && live == 0,
             RegionState::Lost(_) | RegionState::Damaged => free == 0,
             RegionState::Forgetting(_) => free == 0 && live == 0,
+            RegionState::Shared | RegionState::Revoked | RegionState::Privatizing(_) => {
+                free == 0 && busy > 0 && slice.attachment(index).is_some()
+            }
         };
         if !allowed
             || !heat_agrees(slice, index, region.state)

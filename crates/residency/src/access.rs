@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use vram_gpu::{DeviceRange, GpuError, Pattern};
 use vram_guest_memory::{HostSpan, SpanList};
-use vram_pool::{AccessKind, Extent, PinError, Place, Pool, RegionIndex, SliceId};
+use vram_pool::{AccessKind, Extent, PinError, Place, Pool, RegionIndex, Rights, SliceId, Unpinned};
 use vram_tier::Remedy;
 use vram_transfer::{Again, ColdSource, Lease, Locate, Located, Part, TransferError, Work};
 
@@ -13,6 +13,7 @@ use crate::fetch::{Fetch, Needed, Verdict};
 use crate::kept::Kept;
 use crate::moves::read_failure;
 use crate::residency::part_of;
+use crate::tiers::{Key, key_of};
 
 /// How often bytes that were brought may be gone again before they are used.
 const FETCHES: u32 = 16;
@@ -127,7 +128,7 @@ struct Pins {
 /// Where the bytes of a piece are.
 enum Found {
     /// Here, pinned: what is written, what is read, and the regions of it that are in a tier.
-    Here { to: Vec<Part>, from: Vec<Part>, in_tiers: Vec<RegionIndex> },
+    Here { to: Vec<Part>, from: Vec<Part>, in_tiers: Vec<Key> },
     /// Some of them must be brought first.
     Needed(Needed),
 }
@@ -154,14 +155,19 @@ impl Residency {
 
     /// Lets go of ranges that were pinned, or of regions that were held.
     pub(crate) fn unpin(&self, slice: SliceId, ranges: &[DeviceRange]) {
-        let mut pool = self.pool();
-        let mut awaited = false;
         for range in ranges {
-            awaited |= pool.unpin(slice, *range);
+            let unpinned = self.pool().unpin(slice, *range);
+            self.after_use(&unpinned);
         }
-        drop(pool);
-        if awaited {
+    }
+
+    /// Tells those who waited for the end of a use. The pool is not locked.
+    pub(crate) fn after_use(&self, unpinned: &Unpinned) {
+        if unpinned.awaited || !unpinned.cut_off.is_empty() {
             self.quiet.notify_all();
+        }
+        for (owner, range) in &unpinned.cut_off {
+            self.look_at_freed(*owner, *range);
         }
     }
 
@@ -177,22 +183,22 @@ impl Residency {
         let (mut in_tiers, mut needed) = (Vec::new(), Needed::default());
         let mut find = |range: Option<DeviceRange>, pinned: &mut Option<DeviceRange>, usage| {
             let Some(range) = range else { return Ok(Vec::new()) };
-            let extents = pool.pin(slice, range)?;
+            let extents = pool.pin(slice, range, usage)?;
             *pinned = Some(range);
             let mut parts = Vec::with_capacity(extents.len());
             for extent in &extents {
                 let part = if extent.place == Place::Tier {
-                    in_tiers.push(extent.region);
-                    self.tier_part(pool, slice, extent, usage)
+                    in_tiers.push(key_of(extent));
+                    self.tier_part(pool, extent, usage)
                 } else {
                     part_of(extent)
                 };
                 match part {
                     Some(part) => {
                         parts.push(part);
-                        needed.beside.push(extent.region);
+                        needed.beside.push(key_of(extent));
                     }
-                    None => needed.bring.push(extent.region),
+                    None => needed.bring.push(key_of(extent)),
                 }
             }
             Ok(parts)
@@ -207,16 +213,16 @@ impl Residency {
     }
 
     /// The part of an extent that lies in a tier, if it can be used there.
-    fn tier_part(
+    pub(crate) fn tier_part(
         self: &Arc<Self>,
         pool: &Pool,
-        slice: SliceId,
         extent: &Extent,
         usage: AccessKind,
     ) -> Option<Part> {
-        let kept = self.tiers.get((slice, extent.region))?;
-        let start = pool.region_range(slice, extent.region)?.start;
-        let offset_bytes = extent.range.start.0.checked_sub(start.0)?;
+        let (slice, region) = key_of(extent);
+        let kept = self.tiers.get((slice, region))?;
+        let start = pool.region_range(slice, region)?.start;
+        let offset_bytes = extent.origin.start.0.checked_sub(start.0)?;
         let len_bytes = extent.range.len_bytes;
         if let Some(span) = self.tiers.in_place(&kept) {
             let (offset, len) = (usize::try_from(offset_bytes).ok()?, usize::try_from(len_bytes).ok()?);
@@ -224,20 +230,25 @@ impl Residency {
         }
         let residency = Arc::downgrade(self);
         (usage == AccessKind::Read).then(|| {
-            let source = Arc::new(TierSource { residency, slice, region: extent.region, kept });
+            let source = Arc::new(TierSource { residency, slice, region, kept });
             Part::cold(source, offset_bytes, len_bytes)
         })
     }
 }
 
 impl Waiting {
-    /// How much of two ranges can be used at once: all if it is on GPUs; otherwise what lies in one region, for what has
-    /// to be brought may not all fit.
-    fn piece_bytes(pool: &Pool, slice: SliceId, ranges: [Option<DeviceRange>; 2]) -> u64 {
-        let ranges = || ranges.into_iter().flatten();
+    /// How much of two ranges, what is written and what is read, can be used at once: all if it is on GPUs; otherwise what
+    /// lies in one region, for what has to be brought or copied may not all fit.
+    fn piece_bytes(pool: &Pool, slice: SliceId, [to, from]: [Option<DeviceRange>; 2]) -> u64 {
+        let ranges = || [to, from].into_iter().flatten();
         let whole = ranges().map(|range| range.len_bytes).min().unwrap_or(0);
+        if !pool.has_stored(slice) && !pool.has_attached(slice) {
+            return whole;
+        }
         let on_gpus = |range| pool.extents(slice, range).all(|extent| extent.place != Place::Tier);
-        if !pool.has_stored(slice) || ranges().all(on_gpus) {
+        let copied = |extent: Extent| extent.shown == Some(Rights::CopyOnWrite);
+        let is_copied = to.is_some_and(|to| pool.extents(slice, to).any(copied));
+        if ranges().all(on_gpus) && !is_copied {
             return whole;
         }
         let to_edge = |range| pool.extents(slice, range).next().map(|extent| extent.range.len_bytes);
@@ -247,9 +258,9 @@ impl Waiting {
     /// Asks for regions to be brought, and waits.
     fn fetch(&mut self, residency: &Residency, needed: Needed, again: Again) -> Located {
         self.fetches = self.fetches.saturating_add(1);
-        let (slice, verdict) = (self.slice, Arc::clone(&self.verdict));
-        let fetch = Fetch::Needed { slice, needed, verdict, again };
-        if self.fetches <= FETCHES && residency.fetch_soon(slice, fetch) {
+        let verdict = Arc::clone(&self.verdict);
+        let fetch = Fetch::Needed { needed, verdict, again };
+        if self.fetches <= FETCHES && residency.fetch_soon(self.slice, fetch) {
             Located::Moving
         } else {
             Located::Gone(TransferError::NoRoom)
@@ -303,6 +314,12 @@ impl Locate for Waiting {
                 residency.waiting_accesses().push(again);
                 return Located::Moving;
             }
+            Err(PinError::NotPrivate(region)) => {
+                drop(pool);
+                drop(pins);
+                let needed = Needed { private: Some((self.slice, region)), ..Needed::default() };
+                return self.fetch(&residency, needed, again);
+            }
             Err(error) => return Located::Gone(gone(error)),
         };
         let now = residency.tiers.now();
@@ -314,25 +331,27 @@ impl Locate for Waiting {
         }
         let worthwhile: Vec<_> = in_tiers
             .into_iter()
-            .filter(|region| pool.is_worth_promoting(self.slice, *region, &[], now))
+            .filter(|(slice, region)| pool.is_worth_promoting(*slice, *region, &[], now))
             .collect();
         drop(pool);
-        for region in stale {
-            residency.tiers.forget((self.slice, region));
+        for key in stale {
+            residency.tiers.forget(key);
         }
-        for region in worthwhile {
-            residency.suggest(self.slice, region);
+        for (slice, region) in worthwhile {
+            residency.suggest(slice, region);
         }
         self.work(piece_bytes, to_parts, from_parts, Arc::new(pins))
             .unwrap_or(Located::Gone(TransferError::Mismatch))
     }
 }
 
-fn gone(error: PinError) -> TransferError {
+pub(crate) fn gone(error: PinError) -> TransferError {
     match error {
         PinError::Lost(gpu) => GpuError::DeviceLost { gpu, reason: "the bytes were on it".to_owned() }.into(),
         PinError::Damaged(_) => TransferError::DataLost,
-        PinError::Moving | PinError::Unbacked => TransferError::Mismatch,
+        PinError::Revoked => TransferError::Revoked,
+        PinError::ReadOnly => TransferError::ReadOnly,
+        PinError::Moving | PinError::Unbacked | PinError::NotPrivate(_) => TransferError::Mismatch,
     }
 }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use vram_gpu::{DeviceRange, GpuId};
-use vram_pool::{Place, RegionIndex, SliceId};
+use vram_pool::{Extent, Place, SliceId};
 
 use crate::Residency;
 use crate::fetch::Fetch;
+use crate::tiers::{Key, key_of};
 
 /// What a guest says about a range. A hint: nothing that is asked of the bytes later depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,8 @@ pub enum AdviseError {
 }
 
 impl Residency {
-    /// Takes a guest's word about all regions a range touches.
+    /// Takes a guest's word about all regions a range touches. Of those that show bytes of another slice only what is
+    /// needed soon is brought: to keep it anywhere is for its owner to say.
     pub fn advise(
         self: &Arc<Self>,
         slice: SliceId,
@@ -49,53 +51,41 @@ impl Residency {
             Advice::Cold => self.pool().advise(slice, range, vram_pool::Advice::Cold),
             Advice::Prefetch => {
                 self.pool().advise(slice, range, vram_pool::Advice::Prefetch);
-                self.ask_for(slice, &self.stored_regions(slice, range), |slice, region| Fetch::Worthwhile {
-                    slice,
-                    region,
-                });
+                let stored = self.regions_in(slice, range, |extent| extent.place == Place::Tier);
+                self.ask_for(&stored, |(slice, region)| Fetch::Worthwhile { slice, region });
             }
             Advice::Pin => {
                 if !self.pool().pin_to_gpus(slice, range) {
                     return Err(AdviseError::OverGuarantee);
                 }
-                self.ask_for(slice, &self.stored_regions(slice, range), |slice, region| Fetch::Pinned {
-                    slice,
-                    region,
-                });
+                let stored = self
+                    .regions_in(slice, range, |extent| extent.place == Place::Tier && extent.shown.is_none());
+                self.ask_for(&stored, |(slice, region)| Fetch::Pinned { slice, region });
             }
             Advice::Unpin => self.pool().unpin_from_gpus(slice, range),
             Advice::PreferGpu(gpu) => {
                 if !self.backend.devices().iter().any(|device| device.id == gpu) {
                     return Err(AdviseError::NoSuchGpu { gpu });
                 }
-                let elsewhere: Vec<RegionIndex> = self
-                    .pool()
-                    .extents(slice, range)
-                    .filter(|extent| extent.place.gpu().is_some_and(|on| on != gpu))
-                    .map(|extent| extent.region)
-                    .collect();
-                self.ask_for(slice, &elsewhere, |slice, region| Fetch::Preferred { slice, region, gpu });
+                let elsewhere = self.regions_in(slice, range, |extent| {
+                    extent.place.gpu().is_some_and(|on| on != gpu) && extent.shown.is_none()
+                });
+                self.ask_for(&elsewhere, |(slice, region)| Fetch::Preferred { slice, region, gpu });
             }
         }
         Ok(())
     }
 
-    fn stored_regions(&self, slice: SliceId, range: DeviceRange) -> Vec<RegionIndex> {
-        let pool = self.pool();
-        let stored = pool.extents(slice, range).filter(|extent| extent.place == Place::Tier);
-        stored.map(|extent| extent.region).collect()
+    /// The regions the bytes of a range are in, of those a condition admits.
+    fn regions_in(&self, slice: SliceId, range: DeviceRange, admits: impl Fn(&Extent) -> bool) -> Vec<Key> {
+        self.pool().extents(slice, range).filter(admits).map(|extent| key_of(&extent)).collect()
     }
 
-    /// Asks a slice's fetch thread for each region, unless it has been asked for something of it already.
-    fn ask_for(
-        &self,
-        slice: SliceId,
-        regions: &[RegionIndex],
-        fetch: impl Fn(SliceId, RegionIndex) -> Fetch,
-    ) {
-        for region in regions {
-            if self.worthwhile().insert((slice, *region)) {
-                self.fetch_soon(slice, fetch(slice, *region));
+    /// Asks the fetch threads for each region, unless they have been asked for something of it already.
+    fn ask_for(&self, regions: &[Key], fetch: impl Fn(Key) -> Fetch) {
+        for key in regions {
+            if self.worthwhile().insert(*key) {
+                self.fetch_soon(key.0, fetch(*key));
             }
         }
     }

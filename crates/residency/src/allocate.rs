@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 use vram_gpu::{FreshMemory, GpuId};
-use vram_pool::{AllocError, AllocRequest, Backing, Grant, SliceId};
+use vram_pool::{AllocError, AllocRequest, Backing, Grant, Pool, SliceId};
 use vram_transfer::{Flow, Part, TransferError};
 
 use crate::kept::Kept;
@@ -13,7 +13,8 @@ use crate::moves::MoveError;
 use crate::{AllocateError, MemoryLease, Residency};
 
 /// How long an allocation waits for memory its slice has freed and that is being scrubbed.
-const RELEASE_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const RELEASE_WAIT_MS: u64 = 5000;
+const RELEASE_WAIT: Duration = Duration::from_millis(RELEASE_WAIT_MS);
 
 impl Residency {
     /// Allocates zeroed memory for a slice. Blocks while GPUs set it up, and while memory the slice freed before is
@@ -49,17 +50,28 @@ impl Residency {
     }
 
     fn plan(&self, slice: SliceId, request: AllocRequest, started: Instant) -> Result<Grant, AllocateError> {
+        self.once_released(started, |pool| match pool.plan_alloc(slice, request) {
+            // Busy: a session of the slice that has ended is still at it.
+            Err(AllocError::QuarantinePending { .. } | AllocError::Busy { .. }) => None,
+            other => Some(other.map_err(AllocateError::from)),
+        })
+        .unwrap_or(Err(AllocateError::ReleaseStuck { waited_ms: RELEASE_WAIT_MS }))
+    }
+
+    /// Asks the pool again and again while it says nothing, whenever memory was released. `None` if the time is up.
+    pub(crate) fn once_released<T>(
+        &self,
+        started: Instant,
+        mut ask: impl FnMut(&mut Pool) -> Option<T>,
+    ) -> Option<T> {
         let mut pool = self.pool();
         loop {
-            match pool.plan_alloc(slice, request) {
-                // Busy: a session of the slice that has ended is still at it.
-                Err(AllocError::QuarantinePending { .. } | AllocError::Busy { .. }) => {}
-                other => return Ok(other?),
+            if let answer @ Some(_) = ask(&mut pool) {
+                return answer;
             }
             let left = RELEASE_WAIT.saturating_sub(started.elapsed());
             if left.is_zero() {
-                let waited_ms = u64::try_from(RELEASE_WAIT.as_millis()).unwrap_or(u64::MAX);
-                return Err(AllocateError::ReleaseStuck { waited_ms });
+                return None;
             }
             pool = self.released.wait_timeout(pool, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,7 +1,9 @@
 //! What can go wrong between pool and GPUs.
 
+use std::io;
+
 use vram_gpu::GpuError;
-use vram_pool::{AllocError, PoolError};
+use vram_pool::{AllocError, PoolError, ShareError};
 use vram_transfer::{EngineError, TransferError};
 
 /// Why the memory of the GPUs cannot be managed at all.
@@ -71,6 +73,20 @@ pub enum AllocateError {
     },
 }
 
+/// Why a share was not attached. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The pool refuses it.
+    #[error("The pool refuses to show the share")]
+    Share(#[from] ShareError),
+    /// Freed memory of the slice did not come back in time.
+    #[error("Freed memory of the slice did not come back within {waited_ms} ms")]
+    ReleaseStuck {
+        /// How long it was waited for.
+        waited_ms: u64,
+    },
+}
+
 impl AllocateError {
     /// The GPU's error behind it, if there is one.
     pub(crate) fn gpu_error(&self) -> Option<&GpuError> {
@@ -79,4 +95,77 @@ impl AllocateError {
             Self::Pool(_) | Self::Scrub(_) | Self::ReleaseStuck { .. } => None,
         }
     }
+}
+
+/// Why something asked of an image was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// There is another image of this name.
+    #[error("There is an image {name:?} already; remove it first, or choose another name")]
+    NameTaken {
+        /// Which.
+        name: String,
+    },
+    /// There is no such image.
+    #[error("There is no image {name:?}")]
+    NoSuchImage {
+        /// Which.
+        name: String,
+    },
+    /// Its bytes are not all there yet.
+    #[error("The image {name:?} is still being loaded")]
+    Loading {
+        /// Which.
+        name: String,
+    },
+    /// Somebody shows it.
+    #[error("The image {name:?} is attached {attached} times; free those allocations first")]
+    Attached {
+        /// Which.
+        name: String,
+        /// Allocations that show some of it.
+        attached: usize,
+    },
+    /// Those who attach it could change it for all.
+    #[error("The image {name:?} cannot be written to by all; show it for reading, or copies of it on write")]
+    Writable {
+        /// Which.
+        name: String,
+    },
+    /// Its bytes cannot be read from where they are to come from.
+    #[error("The image cannot be read at byte {offset_bytes}")]
+    Source {
+        /// How far it was read.
+        offset_bytes: u64,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no host memory to read it into.
+    #[error("There is no memory to read the image into")]
+    Buffer(#[source] io::Error),
+    /// The slice for its memory cannot be made.
+    #[error("No slice for the image can be made")]
+    Slice(#[from] SliceError),
+    /// There is no memory for it.
+    #[error("There is no memory for the image")]
+    Allocate(#[from] AllocateError),
+    /// Its bytes cannot be brought to where they are to be.
+    #[error("The image could not be written")]
+    Transfer(#[from] TransferError),
+    /// It cannot be exported.
+    #[error("The image cannot be shown")]
+    Share(#[from] ShareError),
+    /// It cannot be attached.
+    #[error("The image cannot be attached")]
+    Attach(#[from] AttachError),
+    /// Its memory did not come back in time.
+    #[error("The memory of the image {name:?} is not given back yet; remove it again")]
+    InUse {
+        /// Which.
+        name: String,
+        /// What is still there.
+        #[source]
+        source: PoolError,
+    },
 }

@@ -11,25 +11,34 @@ use vram_transfer::{Again, TransferError};
 use crate::Residency;
 use crate::moves::{MoveError, read_failure};
 use crate::promote::{Need, Promoted};
+use crate::tiers::Key;
 
 /// Why what a stream waits for did not come, if it did not.
 pub(crate) type Verdict = Arc<Mutex<Option<TransferError>>>;
 
-/// Regions that are needed at the same time.
+/// Regions that are needed at the same time, each with whose it is.
 #[derive(Default)]
 pub(crate) struct Needed {
     /// Those that cannot be used where they are.
-    pub(crate) bring: Vec<RegionIndex>,
+    pub(crate) bring: Vec<Key>,
     /// Those that can.
-    pub(crate) beside: Vec<RegionIndex>,
+    pub(crate) beside: Vec<Key>,
+    /// One that shows bytes of another slice, and needs a copy of them.
+    pub(crate) private: Option<Key>,
+}
+
+impl Needed {
+    /// The regions of a slice among them, which are to stay where they are.
+    fn of(&self, slice: SliceId) -> Vec<RegionIndex> {
+        let all = self.beside.iter().chain(&self.bring).chain(&self.private);
+        all.filter(|(of, _)| *of == slice).map(|(_, region)| *region).collect()
+    }
 }
 
 /// What is asked of a slice's fetch thread.
 pub(crate) enum Fetch {
     /// A stream waits for regions that it cannot use where they are.
     Needed {
-        /// Whose.
-        slice: SliceId,
         /// Which.
         needed: Needed,
         /// Where it is said if they do not come.
@@ -67,8 +76,8 @@ pub(crate) fn fetch_all(residency: &Weak<Residency>, fetches: &Receiver<Fetch>) 
     for fetch in fetches {
         let Some(residency) = residency.upgrade() else { return };
         match fetch {
-            Fetch::Needed { slice, needed, verdict, again } => {
-                residency.fetch_needed(slice, &needed, &verdict, again);
+            Fetch::Needed { needed, verdict, again } => {
+                residency.fetch_needed(&needed, &verdict, again);
             }
             // Who asked is not told: others ask again while it matters.
             Fetch::Worthwhile { slice, region } => residency.fetch_suggested(slice, region, Need::IfWorth),
@@ -98,30 +107,30 @@ impl Residency {
         let _ = self.promote(slice, region, need, &[]);
     }
 
-    fn fetch_needed(&self, slice: SliceId, needed: &Needed, verdict: &Verdict, again: Again) {
-        let keep: Vec<_> = needed.beside.iter().chain(&needed.bring).copied().collect();
+    fn fetch_needed(self: &Arc<Self>, needed: &Needed, verdict: &Verdict, again: Again) {
         // What is there stays until whoever waits for it has it.
-        let mut held: Vec<DeviceRange> = Vec::new();
-        let beside = needed.beside.iter().filter(|region| !needed.bring.contains(region));
-        held.extend(beside.filter_map(|region| self.pool().hold(slice, *region)));
-        for region in &needed.bring {
-            if let Err(error) = self.make_usable(slice, *region, &keep) {
+        let mut held: Vec<(SliceId, DeviceRange)> = Vec::new();
+        let mut hold = |(slice, region): Key| {
+            held.extend(self.pool().hold(slice, region).map(|range| (slice, range)));
+        };
+        needed.beside.iter().filter(|key| !needed.bring.contains(key)).copied().for_each(&mut hold);
+        let private = needed.private.iter().map(|key| (key, self.make_private(*key, &needed.of(key.0))));
+        let brought = needed.bring.iter().map(|key| (key, self.make_usable(*key, &needed.of(key.0))));
+        for (key, outcome) in private.chain(brought) {
+            if let Err(error) = outcome {
                 *verdict.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 break;
             }
-            held.extend(self.pool().hold(slice, *region));
+            hold(*key);
         }
         again();
-        self.unpin(slice, &held);
+        for (slice, range) in held {
+            self.unpin(slice, &[range]);
+        }
     }
 
     /// Brings a region to a GPU, or if that is not worth it, to where it can be written to.
-    fn make_usable(
-        &self,
-        slice: SliceId,
-        region: RegionIndex,
-        keep: &[RegionIndex],
-    ) -> Result<(), TransferError> {
+    fn make_usable(&self, (slice, region): Key, keep: &[RegionIndex]) -> Result<(), TransferError> {
         match self.promote(slice, region, Need::IfWorth, keep) {
             Promoted::Yes => return Ok(()),
             Promoted::Failed(error) => return Err(error),

@@ -5,6 +5,7 @@ use vram_pool::{Extent, Place, SliceId};
 use vram_tier::TierKind;
 
 use crate::Residency;
+use crate::tiers::key_of;
 
 /// Where a run of bytes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub enum BytePlace {
     Damaged,
     /// Nowhere: they were on this GPU, which is lost.
     Lost(GpuId),
+    /// Nowhere that concerns the slice: they are another's, which has revoked them.
+    Revoked,
 }
 
 impl Residency {
@@ -25,7 +28,7 @@ impl Residency {
         let extents: Vec<Extent> = self.pool().extents(slice, range).collect();
         let mut runs: Vec<(DeviceRange, BytePlace)> = Vec::new();
         for extent in extents {
-            let place = self.place_of(slice, &extent);
+            let place = self.place_of(&extent);
             match runs.last_mut() {
                 Some((last, same)) if *same == place && last.end() == Some(extent.range.start) => {
                     last.len_bytes = last.len_bytes.saturating_add(extent.range.len_bytes);
@@ -36,14 +39,15 @@ impl Residency {
         runs
     }
 
-    fn place_of(&self, slice: SliceId, extent: &Extent) -> BytePlace {
+    fn place_of(&self, extent: &Extent) -> BytePlace {
         match extent.place {
             Place::Gpu(gpu) => BytePlace::Gpu(gpu),
             Place::Lost(gpu) => BytePlace::Lost(gpu),
             Place::Damaged => BytePlace::Damaged,
+            Place::Revoked => BytePlace::Revoked,
             // Its handle may be gone again by now.
             Place::Tier => {
-                let kept = self.tiers.get((slice, extent.region));
+                let kept = self.tiers.get(key_of(extent));
                 let kind = kept.and_then(|kept| self.tiers.kind(&kept));
                 BytePlace::Tier(kind.unwrap_or(TierKind::Host))
             }

@@ -14,7 +14,7 @@ use crate::moves::{MoveError, read_failure};
 use crate::tiers::Chain;
 
 /// How many victims are tried, each of which may turn out to be in use or have no tier to go to.
-const VICTIMS: usize = 8;
+pub(crate) const VICTIMS: usize = 8;
 
 /// How a promotion ended.
 #[derive(Debug)]

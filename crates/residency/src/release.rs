@@ -18,8 +18,8 @@ const SCRUB_ATTEMPTS: usize = 3;
 pub(crate) enum Upkeep {
     /// An allocation was freed.
     Freed(Freeing),
-    /// The region with these addresses is not on its way any more.
-    Moved(DeviceRange),
+    /// These addresses are not on their way any more, or those to whom others showed them do not use them any more.
+    Settled(DeviceRange),
 }
 
 /// A slice's release thread: takes freed ranges back until nobody can free any more.
@@ -36,12 +36,12 @@ pub(crate) fn release_all(residency: &Weak<Residency>, upkeep: &Receiver<Upkeep>
                     None => waiting.look_at(&residency, regions),
                 }
             }
-            Upkeep::Moved(region) => waiting.look_at(&residency, region),
+            Upkeep::Settled(range) => waiting.look_at(&residency, range),
         }
     }
 }
 
-/// Freed ranges in regions that are on their way, by address. They lie side by side, so their number
+/// Freed ranges in regions that are on their way or in use, by address. They lie side by side, so their number
 /// is bounded.
 #[derive(Default)]
 struct Waiting {

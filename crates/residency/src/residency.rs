@@ -13,6 +13,7 @@ use vram_transfer::{Again, Engine, Part, TransferError};
 
 use crate::bell::Bell;
 use crate::fetch::{Fetch, fetch_all};
+use crate::image::Images;
 use crate::release::{Upkeep, release_all};
 use crate::relocate::relocate_all;
 use crate::tend::tend_all;
@@ -51,6 +52,7 @@ pub struct Residency {
     pub(crate) tiers: Tiers,
     /// Regions that are asked for to be promoted if that is worth it.
     pub(crate) worthwhile: Mutex<HashSet<(SliceId, RegionIndex)>>,
+    pub(crate) images: Mutex<Images>,
     /// Who is told what happens to the memory of which slice.
     pub(crate) watches: Mutex<Vec<(SliceId, Weak<dyn MemoryWatch>)>>,
     /// Rung when something is to leave a GPU.
@@ -112,6 +114,7 @@ impl Residency {
             in_place: Condvar::new(),
             tiers,
             worthwhile: Mutex::default(),
+            images: Mutex::default(),
             watches: Mutex::default(),
             relocating: Arc::default(),
             tending: Arc::default(),
@@ -226,10 +229,17 @@ impl Residency {
     pub(crate) fn moved(&self, slice: SliceId, region: RegionIndex) {
         self.released.notify_all();
         let range = self.pool().region_range(slice, region);
-        if let (Some(threads), Some(range)) = (self.slice_threads().get(&slice), range) {
-            let _ = threads.releases.send(Upkeep::Moved(range));
+        if let Some(range) = range {
+            self.look_at_freed(slice, range);
         }
         self.wake_accesses();
+    }
+
+    /// What is freed of a range of a slice may be released by now.
+    pub(crate) fn look_at_freed(&self, slice: SliceId, range: DeviceRange) {
+        if let Some(threads) = self.slice_threads().get(&slice) {
+            let _ = threads.releases.send(Upkeep::Settled(range));
+        }
     }
 
     /// The tiers, fastest first, and what they hold.
@@ -303,7 +313,8 @@ impl Drop for Residency {
     }
 }
 
-/// An extent as a piece of device memory, if it is on a GPU.
+/// An extent as a piece of device memory, if it is on a GPU: where its owner has it.
 pub(crate) fn part_of(extent: &Extent) -> Option<Part> {
-    extent.place.gpu().map(|gpu| Part::gpu(extent.range, gpu))
+    let range = DeviceRange { start: extent.origin.start, len_bytes: extent.range.len_bytes };
+    extent.place.gpu().map(|gpu| Part::gpu(range, gpu))
 }

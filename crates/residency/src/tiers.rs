@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use vram_guest_memory::{HostBuffer, HostSpan};
-use vram_pool::{PoolTime, RegionIndex, SliceId};
+use vram_pool::{Extent, PoolTime, RegionIndex, SliceId};
 use vram_tier::{HostStore, Meter, Remedy, Store, Stored, TierError, TierKind};
 
 use crate::kept::{Body, Kept, zero};
@@ -45,6 +45,11 @@ pub struct TierReport {
 
 /// A region of a slice.
 pub(crate) type Key = (SliceId, RegionIndex);
+
+/// The region the bytes of an extent are in.
+pub(crate) fn key_of(extent: &Extent) -> Key {
+    (extent.origin.slice, extent.origin.region)
+}
 
 /// A tier and how it is doing.
 struct Rung {
@@ -213,11 +218,11 @@ impl Tiers {
     }
 
     /// A free, zeroed slot of the host tier, made into a region of this many bytes that can be used in place.
-    pub(crate) fn take_slot(
+    pub(crate) fn take_slot<E: From<TierError>>(
         &self,
-        fill: impl FnOnce(&HostSpan) -> Result<(), TierError>,
+        fill: impl FnOnce(&HostSpan) -> Result<(), E>,
         len_bytes: u64,
-    ) -> Result<Option<Kept>, TierError> {
+    ) -> Result<Option<Kept>, E> {
         for (number, rung) in self.rungs.iter().enumerate() {
             let Tier::Host(store) = &rung.tier else { continue };
             if rung.is_paused() {

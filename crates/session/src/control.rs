@@ -281,6 +281,7 @@ fn place_codes(place: BytePlace) -> (u32, u32) {
     match place {
         BytePlace::Gpu(gpu) => (u32::from(gpu.0), TIER_GPU),
         BytePlace::Lost(gpu) => (u32::from(gpu.0), TIER_LOST),
+        BytePlace::Revoked => (GPU_NONE, TIER_LOST),
         BytePlace::Damaged => (GPU_NONE, TIER_DAMAGED),
         BytePlace::Tier(TierKind::Host) => (GPU_NONE, TIER_HOST),
         BytePlace::Tier(TierKind::Compressed) => (GPU_NONE, TIER_COMPRESSED),

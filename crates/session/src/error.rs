@@ -40,6 +40,8 @@ pub(crate) fn transfer_status(error: &TransferError) -> Status {
         TransferError::HostMemoryLost | TransferError::Unavailable { .. } => Status::TransferFailed,
         TransferError::DataLost => Status::DataLost,
         TransferError::NoRoom => Status::OutOfMemory,
+        // No guest is shown bytes of another yet.
+        TransferError::Revoked | TransferError::ReadOnly => Status::BadAddress,
         TransferError::Gpu(error) => gpu_status(error),
     }
 }

@@ -26,6 +26,12 @@ pub enum TransferError {
     /// The bytes must be on a GPU to be used, and every one that could take them is full.
     #[error("There is no GPU memory to bring the bytes to")]
     NoRoom,
+    /// The bytes are somebody else's, who no longer shows them.
+    #[error("The bytes are another slice's, which has revoked them")]
+    Revoked,
+    /// The bytes are somebody else's, who shows them for reading only.
+    #[error("The bytes are another slice's, and to be read only")]
+    ReadOnly,
     /// A GPU failed.
     #[error("A GPU failed the transfer")]
     Gpu(#[from] GpuError),

@@ -1,21 +1,25 @@
 //! The pool against a plain model: a map of granules for each band, searched by brute force.
 //!
 //! Random interleavings of all steps over three slices and three GPUs, with and without lower tiers, with refusals, lost
-//! GPUs and damaged regions; after each step the pool's invariants hold and its figures are the model's. The model shares
-//! no code with the pool, and knows no heat: that has a model of its own.
+//! GPUs and damaged regions, and with ranges that slices show each other; after each step the pool's invariants hold and
+//! its figures are the model's. Memory is modelled as well, and filled, scrubbed and copied as the pool says: whoever reads
+//! finds what was written last to what he sees. The model shares no code with the pool, and knows no heat: that has a
+//! model of its own.
 
 mod moves;
+mod shares;
 mod tiers;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
+use shares::{Attached, ModelShare, Pinned, Private};
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
     AccessKind, AllocError, AllocRequest, Backing, DrainError, Eviction, Freeing, GpuCapacity, Grant,
-    PinError, Place, Placement, Pool, PoolConfig, PoolTime, Promotion, RegionIndex, RegionState, Releasable,
-    ReleasePlan, Relocation, SliceConfig, SliceId, TierCopy,
+    PinError, Place, Placement, Pool, PoolConfig, PoolTime, PrivateLevel, Promotion, RegionIndex,
+    RegionState, Releasable, ReleasePlan, Relocation, Rights, SliceConfig, SliceId, TierCopy,
 };
 
 const MIB: u64 = 1 << 20;
@@ -39,15 +43,20 @@ enum Step {
     Shift { slice: usize, nth: usize },
     EndTiering { nth: usize, end: TieringEnd },
     Damage { slice: usize, nth: usize },
-    Touch { nth: usize, kind: AccessKind },
+    Touch { nth: usize },
     MakeRoom { slice: usize, keep: u32 },
     EnforceLimits,
     EvictAhead { low: u32 },
     Relocate,
     EndRelocation { nth: usize, end: RelocationEnd },
-    Pin { slice: usize, nth: usize },
+    Pin { slice: usize, nth: usize, kind: AccessKind },
     Unpin { nth: usize },
     Restore { gpu: u16 },
+    Export { slice: usize, nth: usize, part: (u64, u64), rights: Rights, only: Option<usize> },
+    Attach { slice: usize, nth: usize },
+    Revoke { nth: usize },
+    Privatize { slice: usize, nth: usize, level: PrivateLevel },
+    EndPrivatizing { nth: usize, end: RelocationEnd },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +106,10 @@ struct ModelSlice {
     pins: Vec<u32>,
     /// Whether a lower tier has what is on a GPU; stale for regions that are not on one.
     copies: Vec<TierCopy>,
+    /// By address, also of those that are freed and not released.
+    attached: BTreeMap<u64, Attached>,
+    /// What each granule of its own regions should hold.
+    truth: Vec<u32>,
 }
 
 struct Model {
@@ -118,7 +131,13 @@ struct Model {
     promotions: Vec<Promotion>,
     /// Slice and region.
     shifts: Vec<(usize, usize)>,
-    pinned: Vec<(usize, DeviceRange)>,
+    pinned: Vec<Pinned>,
+    shares: Vec<ModelShare>,
+    privates: Vec<Private>,
+    /// What each granule of a region does hold, wherever that is: by slice and region.
+    memory: HashMap<(SliceId, u32), Vec<u32>>,
+    /// The last number that was written.
+    written: u32,
 }
 
 fn holder(state: RegionState) -> Option<GpuId> {
@@ -128,8 +147,12 @@ fn holder(state: RegionState) -> Option<GpuId> {
         | RegionState::Moving { from: gpu, .. }
         | RegionState::Evicting(gpu)
         | RegionState::Promoting(gpu)
+        | RegionState::Privatizing(Some(gpu))
         | RegionState::Returning(gpu) => Some(gpu),
         RegionState::Unbacked
+        | RegionState::Shared
+        | RegionState::Revoked
+        | RegionState::Privatizing(None)
         | RegionState::Stored
         | RegionState::Shifting
         | RegionState::Damaged
@@ -146,13 +169,27 @@ fn is_moving(state: &RegionState) -> bool {
             | RegionState::Evicting(_)
             | RegionState::Promoting(_)
             | RegionState::Shifting
+            | RegionState::Privatizing(_)
     )
+}
+
+/// Whether bytes of another slice are seen in it, or were.
+fn is_shown(state: &RegionState) -> bool {
+    matches!(state, RegionState::Shared | RegionState::Revoked | RegionState::Privatizing(_))
+}
+
+fn takes_nothing(state: &RegionState) -> bool {
+    matches!(state, RegionState::Shared | RegionState::Revoked)
 }
 
 fn is_stored(state: &RegionState) -> bool {
     matches!(
         state,
-        RegionState::Stored | RegionState::Shifting | RegionState::Damaged | RegionState::Discarding
+        RegionState::Stored
+            | RegionState::Shifting
+            | RegionState::Damaged
+            | RegionState::Discarding
+            | RegionState::Privatizing(None)
     )
 }
 
@@ -170,7 +207,8 @@ impl ModelSlice {
     }
 
     fn footprint(&self) -> u32 {
-        self.held() + self.regions.iter().filter(|state| is_stored(state)).count() as u32
+        let other = |state: &&RegionState| is_stored(state) || takes_nothing(state);
+        self.held() + self.regions.iter().filter(other).count() as u32
     }
 
     /// Live and quarantined cells of a region.
@@ -248,6 +286,8 @@ impl Model {
                 grant: None,
                 pins: vec![0; regions as usize],
                 copies: vec![TierCopy::Stale; regions as usize],
+                attached: BTreeMap::new(),
+                truth: vec![0; (range.len_bytes / GRANULE) as usize],
             });
             start += (range.len_bytes).next_multiple_of(2 * MIB) + 2 * MIB;
         }
@@ -270,6 +310,10 @@ impl Model {
             promotions: Vec::new(),
             shifts: Vec::new(),
             pinned: Vec::new(),
+            shares: Vec::new(),
+            privates: Vec::new(),
+            memory: HashMap::new(),
+            written: 0,
         }
     }
 
@@ -379,7 +423,7 @@ impl Model {
                     state == RegionState::Stored && slice.cells_in(region as usize, self.shard_bytes).0 == 0;
                 matches!(state, RegionState::Unbacked | RegionState::Backed(_) | RegionState::Stored)
                     && !retired
-                    || is_moving(&state)
+                    || is_moving(&state) && !is_shown(&state)
             });
             let aligned = (slice.start + offset).is_multiple_of(alignment);
             (aligned && usable && cells.iter().all(|cell| *cell == Cell::Free))
@@ -396,7 +440,7 @@ impl Model {
                 && match slice.regions[region as usize] {
                     RegionState::Backed(_) => true,
                     RegionState::Stored => slice.cells_in(region as usize, self.shard_bytes).0 > 0,
-                    state => is_moving(&state),
+                    state => is_moving(&state) && !is_shown(&state),
                 }
         };
         (0..at).rev().take_while(usable).count() + (at..slice.cells.len()).take_while(usable).count()
@@ -490,7 +534,14 @@ impl Model {
                 .any(|(other, cell)| cell == Cell::Free && (cells.len()..run).contains(&other) && other > 0);
             assert!(!shorter, "not the best fit");
         }
+        let zeros = vec![0; (self.shard_bytes / GRANULE) as usize];
+        for region in &new {
+            self.memory.insert((grant.slice(), *region), zeros.clone());
+        }
         let slice = &mut self.slices[index];
+        for cell in slice.cells_of(range) {
+            slice.truth[cell] = 0;
+        }
         for backing in grant.backings() {
             assert_eq!(backing.range.start.0, slice.start + u64::from(backing.region.0) * self.shard_bytes);
             assert_eq!(backing.range.len_bytes, self.shard_bytes);
@@ -532,6 +583,11 @@ impl Model {
         for region in grant.born_stored() {
             slice.regions[region.0 as usize] = RegionState::Unbacked;
         }
+        let new =
+            grant.backings().iter().map(|backing| backing.region).chain(grant.born_stored().iter().copied());
+        for region in new {
+            self.memory.remove(&(grant.slice(), region.0));
+        }
         if let Some(gpu) = refused {
             self.capacity[gpu.index()] = self.used(gpu);
         }
@@ -572,13 +628,15 @@ impl Model {
         }
         let (&base, &len_bytes) = slice.live.iter().nth(nth % slice.live.len()).unwrap();
         // Whoever uses an allocation keeps it from being freed.
-        if self.pinned.iter().any(|pinned| *pinned == (index, range_of(base, len_bytes))) {
+        if self.pinned.iter().any(|pinned| pinned.is_of(index, range_of(base, len_bytes))) {
             return;
         }
         slice.live.remove(&base);
         let freeing = self.pool.begin_free(slice.id, DeviceAddress(base)).unwrap();
         assert_eq!(freeing.range(), DeviceRange { start: DeviceAddress(base), len_bytes });
         slice.paint(freeing.range(), Cell::Quarantined);
+        self.revoke_within(index, freeing.range());
+        let slice = &self.slices[index];
         assert_eq!(self.pool.find(slice.id, DeviceAddress(base)), None);
         assert!(self.pool.begin_free(slice.id, DeviceAddress(base)).is_err());
         self.freeings.push(freeing);
@@ -594,8 +652,14 @@ impl Model {
         let first = (freeing.range().start.0 - slice.start) / self.shard_bytes;
         let last = (freeing.range().start.0 + freeing.range().len_bytes - 1 - slice.start) / self.shard_bytes;
         let moving = slice.regions[first as usize..=last as usize].iter().any(is_moving);
-        assert_eq!(self.pool.releasable(freeing) == Releasable::AfterMove, moving);
-        if moving {
+        let used = self.is_used_within(freeing);
+        let releasable = match (moving, used) {
+            (true, _) => Releasable::AfterMove,
+            (false, true) => Releasable::AfterUse,
+            (false, false) => Releasable::Now,
+        };
+        assert_eq!(self.pool.releasable(freeing), releasable);
+        if releasable != Releasable::Now {
             return;
         }
         let freeing = self.freeings.swap_remove(nth);
@@ -617,8 +681,13 @@ impl Model {
             let state = slice.regions[region as usize];
             let (live, _) = slice.cells_in(region as usize, self.shard_bytes);
             let given_up = is_stored(&state) && (live == 0 || state == RegionState::Damaged);
+            let shown = takes_nothing(&state);
             assert_eq!(
-                u32::from(scrubbed) + u32::from(taken) + u32::from(lost) + u32::from(given_up),
+                u32::from(scrubbed)
+                    + u32::from(taken)
+                    + u32::from(lost)
+                    + u32::from(given_up)
+                    + u32::from(shown),
                 1,
                 "scrubbed twice or not at all"
             );
@@ -649,6 +718,7 @@ impl Model {
             return;
         }
         let plan = self.plans.swap_remove(nth % self.plans.len());
+        self.release_memory(&plan);
         let slice = self.slices.iter_mut().find(|slice| slice.id == plan.slice()).unwrap();
         for Backing { region: RegionIndex(region), .. } in plan.unback().iter().chain(plan.forget()) {
             slice.regions[*region as usize] = RegionState::Unbacked;
@@ -661,6 +731,7 @@ impl Model {
         }
         if let Some(range) = plan.range() {
             slice.paint(range, Cell::Free);
+            slice.detach(range, self.shard_bytes);
         }
         let more = self.pool.finish_release(plan);
         self.adopt(more);
@@ -675,6 +746,7 @@ impl Model {
         }
         let mut expected = Vec::new();
         for slice in &mut self.slices {
+            slice.lose_private_copies(gpu, self.shard_bytes);
             for (index, state) in slice.regions.iter_mut().enumerate() {
                 let copied = *state == RegionState::Backed(gpu) && slice.copies[index] == TierCopy::Valid;
                 if holder(*state) == Some(gpu) {
@@ -721,18 +793,27 @@ impl Model {
             Step::Shift { slice, nth } if slices > 0 => self.shift(slice % slices, nth),
             Step::EndTiering { nth, end } => self.end_tiering(nth, end),
             Step::Damage { slice, nth } if slices > 0 => self.damage(slice % slices, nth),
-            Step::Touch { nth, kind } => self.touch(nth, kind),
+            Step::Touch { nth } => self.touch(nth),
             Step::MakeRoom { slice, keep } if slices > 0 => self.make_room(slice % slices, keep),
             Step::EnforceLimits => self.enforce_limits(),
             Step::EvictAhead { low } => self.evict_ahead(low),
             Step::Relocate => self.relocate(),
             Step::EndRelocation { nth, end } => self.end_relocation(nth, end),
-            Step::Pin { slice, nth } if slices > 0 => self.pin(slice % slices, nth),
+            Step::Pin { slice, nth, kind } if slices > 0 => self.pin(slice % slices, nth, kind),
             Step::Unpin { nth } => self.unpin(nth),
             Step::Restore { gpu } => {
                 self.capacity[usize::from(gpu)] = self.configured[usize::from(gpu)];
                 self.pool.restore_capacity(GpuId(gpu));
             }
+            Step::Export { slice, nth, part, rights, only } if slices > 0 => {
+                self.export(slice % slices, nth, part, rights, only.map(|only| only % slices));
+            }
+            Step::Attach { slice, nth } if slices > 0 => self.attach(slice % slices, nth),
+            Step::Revoke { nth } => self.revoke(nth),
+            Step::Privatize { slice, nth, level } if slices > 0 => {
+                self.privatize(slice % slices, nth, level);
+            }
+            Step::EndPrivatizing { nth, end } => self.end_privatizing(nth, end),
             _ => {}
         }
         self.check();
@@ -751,8 +832,11 @@ impl Model {
             assert_eq!(usage.allocated_bytes, slice.count(Cell::Live));
             assert_eq!(usage.quarantined_bytes, slice.count(Cell::Quarantined));
             assert_eq!(usage.backed_bytes, u64::from(slice.held()) * self.shard_bytes);
-            let stored = slice.footprint() - slice.held();
-            assert_eq!(usage.stored_bytes, u64::from(stored) * self.shard_bytes);
+            let bytes_of = |counted: fn(&RegionState) -> bool| {
+                slice.regions.iter().filter(|state| counted(state)).count() as u64 * self.shard_bytes
+            };
+            assert_eq!(usage.stored_bytes, bytes_of(is_stored));
+            assert_eq!(usage.attached_bytes, bytes_of(takes_nothing));
             assert_eq!(usage.allocations, slice.live.len() as u64);
             assert_eq!(usage.gpus.iter().map(|gpu| gpu.bytes).sum::<u64>(), usage.backed_bytes);
             let live: Vec<_> =
@@ -763,6 +847,7 @@ impl Model {
                 assert_eq!(self.pool.region(slice.id, region), Some(*state));
             }
         }
+        self.check_shares();
     }
 
     /// Frees everything: everything is back.
@@ -770,10 +855,13 @@ impl Model {
         while !self.pinned.is_empty() {
             self.unpin(0);
         }
-        assert!(self.slices.iter().all(|slice| slice.pins.iter().all(|pins| *pins == 0)));
         while !self.relocations.is_empty() {
             self.end_relocation(0, RelocationEnd::Abort);
         }
+        while !self.privates.is_empty() {
+            self.end_privatizing(0, RelocationEnd::Abort);
+        }
+        assert!(self.slices.iter().all(|slice| slice.pins.iter().all(|pins| *pins == 0)));
         while self.evictions.len() + self.promotions.len() + self.shifts.len() > 0 {
             self.end_tiering(0, TieringEnd::Abort);
         }
@@ -794,6 +882,7 @@ impl Model {
             assert!(slice.regions.iter().all(|state| *state == RegionState::Unbacked), "a region stayed");
             self.pool.remove_slice(slice.id).unwrap();
         }
+        assert!(self.memory.is_empty(), "a region was not taken away");
         for gpu in self.pool.gpus() {
             assert_eq!((gpu.used_shards, gpu.promised_shards), (0, 0));
         }
@@ -801,7 +890,7 @@ impl Model {
     }
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn step() -> impl Strategy<Value = Step> {
     let slice = 0..3usize;
     let alignment = prop_oneof![
         6 => Just(0u64), 2 => Just(256), 1 => Just(MIB), 1 => Just(2 * MIB), 1 => Just(4 * MIB), 1 => Just(8 * MIB),
@@ -821,7 +910,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(TieringEnd::Abort),
         1 => Just(TieringEnd::Refuse),
     ];
-    let kinds = prop_oneof![Just(AccessKind::Read), Just(AccessKind::Write)];
     let one_region = (slice.clone(), any::<usize>());
     let tiering = prop_oneof![
         5 => one_region.clone().prop_map(|(slice, nth)| Step::Evict { slice, nth }),
@@ -829,7 +917,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => one_region.clone().prop_map(|(slice, nth)| Step::Shift { slice, nth }),
         10 => (any::<usize>(), tiering_ends).prop_map(|(nth, end)| Step::EndTiering { nth, end }),
         1 => one_region.prop_map(|(slice, nth)| Step::Damage { slice, nth }),
-        3 => (any::<usize>(), kinds).prop_map(|(nth, kind)| Step::Touch { nth, kind }),
+        3 => any::<usize>().prop_map(|nth| Step::Touch { nth }),
         // Few are kept, or most.
         3 => (slice.clone(), any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(slice, a, b, few)| {
             Step::MakeRoom { slice, keep: if few { a & b & 0x1111_1111 } else { a | b } }
@@ -837,6 +925,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::EnforceLimits),
         2 => (0..5u32).prop_map(|low| Step::EvictAhead { low }),
     ];
+    let kinds = prop_oneof![Just(AccessKind::Read), Just(AccessKind::Write)];
     let (pinner, resized) = (slice.clone(), slice.clone());
     let step = prop_oneof![
         12 => alloc,
@@ -853,11 +942,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         28 => tiering,
         4 => Just(Step::Relocate),
         3 => (any::<usize>(), ends).prop_map(|(nth, end)| Step::EndRelocation { nth, end }),
-        4 => (pinner, any::<usize>()).prop_map(|(slice, nth)| Step::Pin { slice, nth }),
-        3 => any::<usize>().prop_map(|nth| Step::Unpin { nth }),
+        7 => (pinner, any::<usize>(), kinds)
+            .prop_map(|(slice, nth, kind)| Step::Pin { slice, nth, kind }),
+        20 => shares::steps(),
+        6 => any::<usize>().prop_map(|nth| Step::Unpin { nth }),
     ];
     let loss = (0..3u16).prop_map(|gpu| Step::Lose { gpu });
-    prop::collection::vec(prop_oneof![150 => step, 1 => loss], 1..150)
+    prop_oneof![150 => step, 1 => loss]
 }
 
 fn worlds() -> impl Strategy<Value = World> {
@@ -881,16 +972,28 @@ fn worlds() -> impl Strategy<Value = World> {
     )
 }
 
+fn walk(world: &World, steps: &[Step]) {
+    let mut model = Model::new(world);
+    model.check();
+    for step in steps {
+        model.step(step);
+    }
+    model.wind_down();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
     #[test]
-    fn pool_under_random_steps_agrees_with_the_model(world in worlds(), steps in steps()) {
-        let mut model = Model::new(&world);
-        model.check();
-        for step in &steps {
-            model.step(step);
-        }
-        model.wind_down();
+    fn pool_under_random_steps_agrees_with_the_model(
+        world in worlds(),
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        walk(&world, &steps);
+    }
+
+    #[test]
+    fn pool_with_much_shared_agrees_with_the_model(world in shares::worlds(), steps in shares::walks()) {
+        walk(&world, &steps);
     }
 }

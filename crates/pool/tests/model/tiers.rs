@@ -4,7 +4,7 @@ use super::*;
 
 impl ModelSlice {
     /// The `nth` region of those in a state, if there are any and `nth` is odd; any region else.
-    fn pick(&self, nth: usize, wanted: impl Fn(&RegionState) -> bool) -> usize {
+    pub(super) fn pick(&self, nth: usize, wanted: impl Fn(&RegionState) -> bool) -> usize {
         let matching: Vec<_> = (0..self.regions.len()).filter(|at| wanted(&self.regions[*at])).collect();
         match matching.len() {
             count if count > 0 && nth % 2 == 1 => matching[nth / 2 % count],
@@ -174,25 +174,6 @@ impl Model {
         }
         let plan = self.pool.mark_damaged(slice.id, RegionIndex(region as u32));
         self.adopt(plan);
-    }
-
-    /// A write to bytes on a GPU makes the copies below them stale, and nothing else does.
-    pub(super) fn touch(&mut self, nth: usize, kind: AccessKind) {
-        if self.pinned.is_empty() {
-            return;
-        }
-        let (index, range) = self.pinned[nth % self.pinned.len()];
-        let slice = &mut self.slices[index];
-        let first = (range.start.0 - slice.start) / self.shard_bytes;
-        let last = (range.start.0 + range.len_bytes - 1 - slice.start) / self.shard_bytes;
-        let mut expected = Vec::new();
-        for region in first as usize..=last as usize {
-            if kind == AccessKind::Write && slice.copies[region] == TierCopy::Valid {
-                slice.copies[region] = TierCopy::Stale;
-                expected.push(RegionIndex(region as u32));
-            }
-        }
-        assert_eq!(self.pool.touch(slice.id, range, kind, self.now), expected);
     }
 
     /// Shards a slice has on GPUs that are not drained, when all that is leaving has left.

@@ -1,11 +1,13 @@
 //! The pool's rules, one case each.
 
+mod shares;
 mod tiers;
 
 use vram_gpu::{DeviceAddress, DeviceRange, GpuId, Link, Topology};
 use vram_pool::{
-    AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Place, Placement, Pool,
-    PoolConfig, PoolError, RegionIndex, RegionState, Releasable, ReleasePlan, SliceConfig, SliceId,
+    AccessKind, AllocError, AllocRequest, Allocation, DrainError, GpuCapacity, Grant, PinError, Place,
+    Placement, Pool, PoolConfig, PoolError, RegionIndex, RegionState, Releasable, ReleasePlan, SliceConfig,
+    SliceId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -628,7 +630,7 @@ fn relocation_of_a_region_freed_meanwhile_returns_a_plan_for_it() {
     pool.begin_drain(GpuId(0)).unwrap();
     let relocation = pool.next_relocation().unwrap();
     assert_eq!(pool.next_relocation(), None);
-    assert_eq!(pool.pin(slice, allocation.range), Err(PinError::Moving));
+    assert_eq!(pool.pin(slice, allocation.range, AccessKind::Read), Err(PinError::Moving));
     let freeing = pool.begin_free(slice, allocation.range.start).unwrap();
     assert_eq!(pool.releasable(&freeing), Releasable::AfterMove);
     assert_eq!(pool.finish_relocation(relocation), None);
@@ -709,14 +711,14 @@ fn relocation_of_a_region_in_use_comes_after_those_nobody_uses() {
     let mut pool = pool(&[3, 3]);
     let slice = add(&mut pool, config(0, 6));
     let held = fill(&mut pool, slice, 2);
-    pool.pin(slice, held[0].range).unwrap();
+    pool.pin(slice, held[0].range, AccessKind::Read).unwrap();
     pool.begin_drain(GpuId(0)).unwrap();
     let (first, second) = (pool.next_relocation().unwrap(), pool.next_relocation().unwrap());
     assert_eq!(
         (first.from().range.start, second.from().range.start),
         (held[1].range.start, held[0].range.start)
     );
-    assert!(pool.unpin(slice, held[0].range));
+    assert!(pool.unpin(slice, held[0].range).awaited);
     assert_eq!((pool.finish_relocation(second), pool.finish_relocation(first)), (None, None));
     pool.verify().unwrap();
 }

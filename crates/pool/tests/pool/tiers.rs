@@ -1,6 +1,6 @@
 //! The rules of the lower tiers: births, evictions and promotions, shifts, damage, and who is to leave the GPUs.
 
-use vram_pool::{AccessKind, PoolTime, TierCopy};
+use vram_pool::{PoolTime, TierCopy};
 
 use super::*;
 
@@ -165,7 +165,7 @@ fn evicted_region_counts_towards_the_limit_and_frees_its_gpu() {
     let held = fill(&mut pool, slice, 2);
     let eviction = pool.plan_eviction(slice, RegionIndex(0)).unwrap();
     assert_eq!(pool.plan_eviction(slice, RegionIndex(0)), None);
-    assert_eq!(pool.pin(slice, held[0].range), Err(PinError::Moving));
+    assert_eq!(pool.pin(slice, held[0].range, AccessKind::Read), Err(PinError::Moving));
     assert_eq!(pool.finish_eviction(eviction), None);
     let usage = pool.usage(slice).unwrap();
     assert_eq!((usage.backed_bytes, usage.stored_bytes), (SHARD, SHARD));
@@ -176,7 +176,7 @@ fn evicted_region_counts_towards_the_limit_and_frees_its_gpu() {
     assert!(matches!(no_room, AllocError::OutOfMemory { .. }), "{no_room}");
     free(&mut pool, slice, held[1]);
     promote(&mut pool, slice, 0, TierCopy::Stale);
-    assert_eq!(pool.pin(slice, held[0].range).unwrap()[0].place, Place::Gpu(GpuId(0)));
+    assert_eq!(pool.pin(slice, held[0].range, AccessKind::Read).unwrap()[0].place, Place::Gpu(GpuId(0)));
     pool.verify().unwrap();
 }
 
@@ -215,11 +215,11 @@ fn pin_of_bytes_in_a_tier_holds_up_their_promotion() {
     let slice = add(&mut pool, config(0, 4));
     let allocation = alloc(&mut pool, slice, SHARD);
     evict(&mut pool, slice, 0);
-    assert_eq!(pool.pin(slice, allocation.range).unwrap()[0].place, Place::Tier);
+    assert_eq!(pool.pin(slice, allocation.range, AccessKind::Read).unwrap()[0].place, Place::Tier);
     let promotion = pool.plan_promotion(slice, RegionIndex(0)).unwrap().unwrap();
-    assert_eq!(pool.pin(slice, allocation.range), Err(PinError::Moving));
+    assert_eq!(pool.pin(slice, allocation.range, AccessKind::Read), Err(PinError::Moving));
     assert!(!pool.is_quiet(slice, RegionIndex(0)));
-    assert!(pool.unpin(slice, allocation.range));
+    assert!(pool.unpin(slice, allocation.range).awaited);
     assert!(pool.is_quiet(slice, RegionIndex(0)));
     assert_eq!(pool.finish_promotion(promotion, TierCopy::Stale), None);
 }
@@ -234,7 +234,7 @@ fn touch_names_a_stale_copy_once() {
     assert_eq!(write(&mut pool), [], "written in its tier");
     promote(&mut pool, slice, 0, TierCopy::Valid);
     read(&mut pool, slice, allocation, 1);
-    assert_eq!(write(&mut pool), regions([0]));
+    assert_eq!(write(&mut pool), [(slice, RegionIndex(0))]);
     assert_eq!(write(&mut pool), []);
 }
 
@@ -256,7 +256,7 @@ fn copy_below_outlives_a_lost_gpu_unless_it_is_stale() {
         evict(&mut pool, slice, region);
         promote(&mut pool, slice, region, TierCopy::Valid);
     }
-    assert_eq!(pool.touch(slice, held[1].range, AccessKind::Write, NOW), regions([1]));
+    assert_eq!(pool.touch(slice, held[1].range, AccessKind::Write, NOW), [(slice, RegionIndex(1))]);
     let lost = pool.mark_lost(GpuId(0));
     assert_eq!(lost[0].regions.iter().map(|backing| backing.region.0).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(places(&pool, slice, held[0]), [Place::Tier]);
@@ -273,7 +273,7 @@ fn touch_of_lost_bytes_makes_nothing_stale() {
     let allocation = alloc(&mut pool, slice, SHARD);
     evict(&mut pool, slice, 0);
     promote(&mut pool, slice, 0, TierCopy::Valid);
-    pool.pin(slice, allocation.range).unwrap();
+    pool.pin(slice, allocation.range, AccessKind::Read).unwrap();
     let eviction = pool.plan_eviction(slice, RegionIndex(0)).unwrap();
     pool.mark_lost(GpuId(0));
     assert!(!pool.can_leave(&eviction));
@@ -294,7 +294,7 @@ fn abort_of_an_eviction_or_a_relocation_keeps_a_true_copy() {
     pool.begin_drain(GpuId(0)).unwrap();
     let relocation = pool.next_relocation().unwrap();
     assert_eq!(pool.finish_relocation(relocation), None);
-    assert_eq!(pool.touch(slice, allocation.range, AccessKind::Write, NOW), regions([0]));
+    assert_eq!(pool.touch(slice, allocation.range, AccessKind::Write, NOW), [(slice, RegionIndex(0))]);
 }
 
 #[test]
@@ -337,10 +337,10 @@ fn shifted_region_cannot_be_used_until_it_has_arrived() {
     evict(&mut pool, slice, 0);
     assert!(pool.begin_shift(slice, RegionIndex(0)));
     assert!(!pool.begin_shift(slice, RegionIndex(0)));
-    assert_eq!(pool.pin(slice, allocation.range), Err(PinError::Moving));
+    assert_eq!(pool.pin(slice, allocation.range, AccessKind::Read), Err(PinError::Moving));
     assert_eq!(pool.plan_promotion(slice, RegionIndex(0)), Ok(None));
     assert_eq!(pool.finish_shift(slice, RegionIndex(0)), None);
-    assert!(pool.pin(slice, allocation.range).is_ok());
+    assert!(pool.pin(slice, allocation.range, AccessKind::Read).is_ok());
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn damaged_region_takes_nothing_new_until_all_in_it_is_freed() {
     let freeing = pool.begin_free(slice, first.range.start).unwrap();
     assert_eq!(pool.mark_damaged(slice, RegionIndex(0)), None);
     assert_eq!(pool.mark_damaged(slice, RegionIndex(0)), None);
-    assert_eq!(pool.pin(slice, second.range), Err(PinError::Damaged(RegionIndex(0))));
+    assert_eq!(pool.pin(slice, second.range, AccessKind::Read), Err(PinError::Damaged(RegionIndex(0))));
     assert_eq!(places(&pool, slice, second), [Place::Damaged]);
     assert!(!pool.is_worth_promoting(slice, RegionIndex(0), &[], NOW));
     assert_eq!(pool.plan_promotion(slice, RegionIndex(0)), Ok(None));
@@ -504,7 +504,7 @@ fn victim_in_use_is_named_only_if_no_other_is_left() {
     let slice = add(&mut pool, config(0, 4));
     let held = fill(&mut pool, slice, 2);
     read(&mut pool, slice, held[1], 3);
-    pool.pin(slice, held[0].range).unwrap();
+    pool.pin(slice, held[0].range, AccessKind::Read).unwrap();
     assert_eq!(victim(&pool, slice, &[]), Some((slice, 1)));
     assert_eq!(victim(&pool, slice, &regions([1])), Some((slice, 0)));
     assert_eq!(victim(&pool, slice, &regions([0, 1])), None);
@@ -547,7 +547,7 @@ fn next_over_limit_stops_when_enough_is_leaving() {
     assert_eq!(pool.next_over_limit(NOW), None);
     pool.resize_slice(slice, 2 * SHARD, 0).unwrap();
     read(&mut pool, slice, held[0], 5);
-    pool.pin(slice, held[1].range).unwrap();
+    pool.pin(slice, held[1].range, AccessKind::Read).unwrap();
     for _ in 0..2 {
         let (named, region) = pool.next_over_limit(NOW).unwrap();
         assert!(named == slice && region.0 >= 2, "hot or in use: {region}");

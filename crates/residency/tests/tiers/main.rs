@@ -1,13 +1,16 @@
 //! Tiers over simulated GPUs, against a plain model that holds every byte.
 //!
-//! Random steps of several slices that promise more than the GPUs have, in a pool with tiers below it, with faults at
-//! random points: stores that fail, fill up, or return other bytes; copies that fail; GPUs that are lost. After each
-//! step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with `VRAM_LONG=1`, and then with
-//! another seed each time; the seed is printed, and taken from `VRAM_SEED` if that is set.
+//! Random steps of several slices that promise more than the GPUs have and show each other bytes, in a pool with tiers
+//! below it, with faults at random points: stores that fail, fill up, or return other bytes; copies that fail; GPUs that
+//! are lost. After each step that is answered OK the bytes are the model's. Steps: 10,000 by default, a million with
+//! `VRAM_LONG=1`, and then with another seed each time; the seed is printed, and taken from `VRAM_SEED` if that is set.
 
+mod images;
 mod model;
 mod rig;
 mod scenes;
+mod shares;
+mod sharing;
 
 use model::{Mode, walk};
 

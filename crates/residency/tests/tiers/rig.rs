@@ -1,6 +1,6 @@
 //! A pool over simulated GPUs with all tiers below it.
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, Weak};
 
 use vram_gpu::{Backend, DeviceRange, Pattern};
@@ -128,7 +128,8 @@ impl Rig {
         self.residency.allocate(slice, AllocRequest { length_bytes, alignment_bytes: 256 })
     }
 
-    pub(crate) fn run(&self, slice: SliceId, access: Access) -> Outcome {
+    /// Begins an access; how it ended will be told.
+    pub(crate) fn begin(&self, slice: SliceId, access: Access) -> Receiver<Outcome> {
         let (sender, receiver) = channel();
         let done = Box::new(move |outcome: Outcome| sender.send(outcome).unwrap());
         let work = self.residency.access(slice, access);
@@ -137,7 +138,11 @@ impl Rig {
             leases: Vec::new(),
             done,
         });
-        receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("an access that never ends")
+        receiver
+    }
+
+    pub(crate) fn run(&self, slice: SliceId, access: Access) -> Outcome {
+        end_of(&self.begin(slice, access))
     }
 
     pub(crate) fn write(&self, slice: SliceId, to: DeviceRange, bytes: &[u8]) -> Outcome {
@@ -163,7 +168,12 @@ impl Rig {
     }
 }
 
-fn spans(len: usize) -> SpanList {
+/// How an access ends.
+pub(crate) fn end_of(access: &Receiver<Outcome>) -> Outcome {
+    access.recv_timeout(std::time::Duration::from_secs(60)).expect("an access that never ends")
+}
+
+pub(crate) fn spans(len: usize) -> SpanList {
     let mut list = SpanList::new();
     list.push(HostBuffer::new(len).unwrap().span().part(0, len).unwrap());
     list

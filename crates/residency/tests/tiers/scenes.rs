@@ -7,11 +7,11 @@ use vram_transfer::TransferError;
 
 use crate::rig::{Rig, SHARD, Tiers};
 
-fn part(lease: &MemoryLease, offset: u64, len_bytes: u64) -> DeviceRange {
+pub(crate) fn part(lease: &MemoryLease, offset: u64, len_bytes: u64) -> DeviceRange {
     DeviceRange { start: DeviceAddress(lease.range().start.0 + offset), len_bytes }
 }
 
-fn noise(len: u64, seed: u64) -> Vec<u8> {
+pub(crate) fn noise(len: u64, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     (0..len)
         .map(|_| {
@@ -205,11 +205,11 @@ fn lost_gpu_spares_what_a_tier_has() {
     assert!(good >= 6, "{good} regions are there");
 }
 
-fn on_gpus(rig: &Rig, slice: vram_pool::SliceId, range: DeviceRange) -> bool {
+pub(crate) fn on_gpus(rig: &Rig, slice: vram_pool::SliceId, range: DeviceRange) -> bool {
     rig.residency.pool().extents(slice, range).all(|extent| matches!(extent.place, Place::Gpu(_)))
 }
 
-fn eventually(mut is_true: impl FnMut() -> bool) -> bool {
+pub(crate) fn eventually(mut is_true: impl FnMut() -> bool) -> bool {
     (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(5));
         is_true()
